@@ -1,0 +1,198 @@
+"""`nanoserve generate | chat | models`: the engine on a command line.
+
+Knows options, terminals and exit codes: 0 done, 1 for a reader that went away, 2 for anything that the user can mend
+(told in one line), 130 for Ctrl-C. Everything else is the engine's.
+"""
+
+import dataclasses
+import io
+import sys
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from nanoserve.config import CACHES, DTYPES, EngineConfig, SamplingParams
+from nanoserve.errors import NanoserveError, RequestError, one_line
+
+if TYPE_CHECKING:
+    from nanoserve.engine import Engine
+    from nanoserve.request import TokenEvent
+
+_HELP = """Generate text with a small LLM, on this machine.
+
+\b
+Start here (the default model, 93 MB, is fetched once):
+  nanoserve generate "The capital of France is"
+  nanoserve chat
+  nanoserve generate --help
+"""
+
+app = typer.Typer(
+    help=_HELP,
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    rich_markup_mode=None,
+)
+
+_ENGINE, _SAMPLING = EngineConfig(), SamplingParams()
+
+Model = Annotated[str, typer.Option(help="Catalog name (see `nanoserve models`), folder, .gguf file or hub id.")]
+Device = Annotated[str, typer.Option(help="auto, cpu, cuda or cuda:N.")]
+Dtype = Annotated[str, typer.Option(help=f"One of {', '.join(DTYPES)}.")]
+Cache = Annotated[str, typer.Option(help=f"KV cache: {', '.join(CACHES)} (none recomputes every position).")]
+MaxNewTokens = Annotated[int, typer.Option(help="Stop after this many tokens.")]
+Temperature = Annotated[float, typer.Option(help="0 always takes the likeliest token; higher is more random.")]
+TopK = Annotated[int, typer.Option(help="Sample among the k likeliest tokens; 0 is off.")]
+TopP = Annotated[float, typer.Option(help="Sample among the likeliest tokens that make up this probability; 1 is off.")]
+MinP = Annotated[
+    float, typer.Option(help="Sample among tokens at least this likely, relative to the likeliest; 0 is off.")
+]
+RepetitionPenalty = Annotated[float, typer.Option(help="Above 1 makes tokens that were seen less likely; 1 is off.")]
+Seed = Annotated[
+    int | None, typer.Option(help="The same seed gives the same text.", show_default="a new one each time")
+]
+
+
+@app.command()
+def generate(
+    prompt: Annotated[str, typer.Argument(help="The text to continue.")],
+    *,
+    model: Model = _ENGINE.model,
+    device: Device = _ENGINE.device,
+    dtype: Dtype = _ENGINE.dtype,
+    cache: Cache = _ENGINE.cache,
+    max_new_tokens: MaxNewTokens = _SAMPLING.max_new_tokens,
+    temperature: Temperature = _SAMPLING.temperature,
+    top_k: TopK = _SAMPLING.top_k,
+    top_p: TopP = _SAMPLING.top_p,
+    min_p: MinP = _SAMPLING.min_p,
+    repetition_penalty: RepetitionPenalty = _SAMPLING.repetition_penalty,
+    seed: Seed = _SAMPLING.seed,
+    stop: Annotated[list[str] | None, typer.Option(help="End the text before this string; may be repeated.")] = None,
+    ignore_eos: Annotated[bool, typer.Option("--ignore-eos", help="Go on after an end-of-text token.")] = False,
+) -> None:
+    """Continue a text and print it as it comes.
+
+    \b
+    Examples:
+      nanoserve generate "The capital of France is"
+      nanoserve generate "Once upon a time" --temperature 0.8 --seed 1
+      nanoserve generate "1, 2, 3," --stop 9 --model path/to/model.gguf
+    """
+    given = locals()
+    for name, text in (("prompt", prompt), *(("stop text", text) for text in stop or ())):
+        _check_text(name, text)
+    params = _params(given, stop=tuple(stop or ()))
+    engine = _load(given)
+    _print_text(engine.stream(prompt, params))
+
+
+@app.command()
+def chat(
+    *,
+    model: Model = _ENGINE.model,
+    device: Device = _ENGINE.device,
+    dtype: Dtype = _ENGINE.dtype,
+    cache: Cache = _ENGINE.cache,
+    max_new_tokens: MaxNewTokens = 256,
+    temperature: Temperature = 0.2,
+    top_k: TopK = _SAMPLING.top_k,
+    top_p: TopP = 0.9,
+    min_p: MinP = _SAMPLING.min_p,
+    repetition_penalty: RepetitionPenalty = _SAMPLING.repetition_penalty,
+    seed: Seed = _SAMPLING.seed,
+    system: Annotated[str | None, typer.Option(help="System message; the template may have one of its own.")] = None,
+) -> None:
+    """Talk with the model, using its own chat template. An empty line or Ctrl-D ends the conversation.
+
+    \b
+    Examples:
+      nanoserve chat --system "You answer in one sentence."
+      echo "What is the capital of France?" | nanoserve chat --temperature 0
+    """
+    given = locals()
+    params = _params(given)
+    engine = _load(given)
+    messages = [{"role": "system", "content": system}] if system else []
+    engine.tokenizer.render_chat([*messages, {"role": "user", "content": "?"}])  # no template: tell it before the talk
+    for line in _lines("> "):
+        messages.append({"role": "user", "content": line})
+        reply = _print_text(engine.stream(engine.tokenizer.render_chat(messages), params))
+        messages.append({"role": "assistant", "content": reply})
+
+
+@app.command()
+def models() -> None:
+    """List the models that are known by name.
+
+    \b
+    Example:
+      nanoserve models
+      nanoserve generate "The capital of France is" --model tiny
+    """
+    from nanoserve.catalog import describe_models
+
+    for name, description in describe_models().items():
+        typer.echo(f"{name:22} {description}")
+
+
+def main() -> None:
+    """Entry point: a mistake of the user's becomes one line on stderr and status 2, never a traceback."""
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(errors="replace")  # a terminal that lacks a character shows ? for it
+    try:
+        app(prog_name="nanoserve")
+    except NanoserveError as error:
+        typer.echo(f"nanoserve: error: {one_line(error)}", err=True)
+        sys.exit(2)
+
+
+def _check_text(name: str, text: str) -> None:
+    """Refuse what no tokenizer takes before a model is loaded."""
+    if not text:
+        raise RequestError(f"the {name} is empty: give at least one character")
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        raise RequestError(
+            f"the {name} is not valid UTF-8: it holds the byte {ord(text[error.start]) & 0xFF:#04x}"
+        ) from error
+
+
+def _params(given: dict[str, Any], **more: Any) -> SamplingParams:
+    """Checked before a model is loaded, so that a bad value costs no waiting."""
+    names = {field.name for field in dataclasses.fields(SamplingParams)}
+    return SamplingParams(**{name: value for name, value in given.items() if name in names} | more)
+
+
+def _load(given: dict[str, Any]) -> "Engine":
+    config = EngineConfig(**{name: given[name] for name in ("model", "device", "dtype", "cache")})
+    from nanoserve.engine import Engine
+
+    return Engine.load(config.model, device=config.device, dtype=config.dtype, cache=config.cache)
+
+
+def _print_text(events: "Iterator[TokenEvent]") -> str:
+    """Print the pieces as they come, end the line, and return the whole."""
+    pieces = []
+    for event in events:
+        pieces.append(event.text)
+        typer.echo(event.text, nl=False, color=True)  # with color, nothing is filtered out of the model's text
+    typer.echo()
+    return "".join(pieces)
+
+
+def _lines(prompt: str) -> Iterator[str]:
+    """What is typed or piped in, until an empty line or the end; the prompt is for people only."""
+    while sys.stdin is not None:
+        try:
+            line = input(prompt if sys.stdin.isatty() else "").strip()
+        except EOFError:
+            return
+        except UnicodeDecodeError as error:
+            raise RequestError(f"standard input is not valid {error.encoding}: {one_line(error)}") from error
+        if not line:
+            return
+        yield line

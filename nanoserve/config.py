@@ -1,0 +1,132 @@
+"""The frozen settings of a model, an engine and a request, each validated once, when it is made.
+
+Knows which values can work together. Refuses to know torch, files and devices: a configuration can be
+made, compared and printed on a machine that has none of them.
+"""
+
+import dataclasses
+import math
+from collections.abc import Mapping
+from typing import Any, Self
+
+from nanoserve.errors import ConfigError, RequestError, unknown
+
+DTYPES = ("auto", "float32", "bfloat16", "float16")
+CACHES = ("contiguous", "none")
+
+
+class _Options:
+    """Adds `from_options`, which refuses an unknown name and lists the known ones."""
+
+    @classmethod
+    def from_options(cls, options: Mapping[str, Any]) -> Self:
+        """Raise ConfigError for a name that is no field, so that a misspelt option never passes silently."""
+        known = [field.name for field in dataclasses.fields(cls)]  # type: ignore[arg-type]
+        for name in options:
+            if name not in known:
+                raise ConfigError(unknown(f"{cls.__name__} option", name, known))
+        return cls(**options)
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class RopeScaling:
+    """Llama 3's frequency-dependent RoPE scaling (Llama 3.1 model card; `rope_type: llama3` in a config.json)."""
+
+    factor: float
+    low_freq_factor: float
+    high_freq_factor: float
+    original_context_tokens: int
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class ModelConfig(_Options):
+    """Shape of a Llama-family decoder. Counts are per model unless the name says otherwise."""
+
+    vocab_size: int
+    hidden_size: int
+    intermediate_size: int
+    num_layers: int
+    num_heads: int
+    num_kv_heads: int
+    head_dim: int
+    max_context_tokens: int
+    rope_theta: float = 10_000.0
+    rope_scaling: RopeScaling | None = None
+    norm_eps: float = 1e-5
+    tie_embeddings: bool = False
+    eos_token_ids: tuple[int, ...] = ()
+
+    def __post_init__(self) -> None:
+        for name in ("vocab_size", "hidden_size", "intermediate_size", "num_layers", "num_heads", "num_kv_heads"):
+            if getattr(self, name) < 1:
+                raise ConfigError(f"{name} must be at least 1, not {getattr(self, name)}")
+        if self.num_heads % self.num_kv_heads:
+            raise ConfigError(f"num_heads {self.num_heads} is no multiple of num_kv_heads {self.num_kv_heads}")
+        if self.head_dim % 2:
+            raise ConfigError(f"head_dim {self.head_dim} is odd: RoPE turns pairs of numbers")
+
+    def kv_bytes_per_token(self, bytes_per_number: int) -> int:
+        """2 (keys, values) x layers x KV heads x head size x bytes; query heads do not count."""
+        return 2 * self.num_layers * self.num_kv_heads * self.head_dim * bytes_per_number
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class EngineConfig(_Options):
+    """What to load and how to run it.
+
+    `model`: a catalog name, a local folder, a GGUF file or a hub id. `device`: auto, cpu, cuda, cuda:N.
+    `dtype` auto is a 16-bit type on a GPU and float32 on a CPU.
+    `cache` none recomputes every position at every step. `seed` fixes the weights of a random model.
+    """
+
+    model: str = "smollm2-135m"
+    device: str = "auto"
+    dtype: str = "auto"
+    cache: str = "contiguous"
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        if self.dtype not in DTYPES:
+            raise ConfigError(unknown("dtype", self.dtype, DTYPES))
+        if self.cache not in CACHES:
+            raise ConfigError(unknown("cache", self.cache, CACHES))
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class SamplingParams(_Options):
+    """How one request is continued. Field names and meanings are those of Hugging Face's GenerationConfig.
+
+    `temperature` 0 is greedy. `top_k` 0, `top_p` 1, `min_p` 0 and `repetition_penalty` 1 switch themselves off.
+    `stop` strings end the text and are not part of it; an EOS token ends the request and stays in its ids.
+    `seed` None takes a fresh one per request.
+    """
+
+    max_new_tokens: int = 64
+    temperature: float = 0.0
+    top_k: int = 0
+    top_p: float = 1.0
+    min_p: float = 0.0
+    repetition_penalty: float = 1.0
+    seed: int | None = None
+    stop: tuple[str, ...] = ()
+    ignore_eos: bool = False
+
+    def __post_init__(self) -> None:
+        if isinstance(self.stop, str):
+            raise RequestError(f"stop must be a tuple of strings, not the string {self.stop!r}")
+        allowed = (
+            ("max_new_tokens", self.max_new_tokens >= 1, "at least 1"),
+            (
+                "temperature",
+                self.temperature == 0 or 1e-4 <= self.temperature < math.inf,
+                "0 (greedy) or at least 0.0001",
+            ),
+            ("top_k", self.top_k >= 0, "0 (off) or more"),
+            ("top_p", 0 < self.top_p <= 1, "above 0 and at most 1"),
+            ("min_p", 0 <= self.min_p <= 1, "between 0 and 1"),
+            ("repetition_penalty", 0 < self.repetition_penalty < math.inf, "a positive number"),
+            ("stop", all(self.stop), "a tuple of non-empty strings"),
+        )
+        for name, holds, wanted in allowed:
+            if not holds:
+                raise RequestError(f"{name} must be {wanted}, not {getattr(self, name)!r}")

@@ -1,0 +1,212 @@
+"""Drives requests through the model: `add_request`, then `step` until no work is left; `stream`, `generate` do both.
+
+Knows the order of a step: schedule, run the model over what is not yet cached, sample, commit. Refuses to know the
+policy (scheduler), the kernels (attention), where keys and values live (cache) and what time it is.
+"""
+
+import dataclasses
+import itertools
+from collections import deque
+from collections.abc import Iterator, Sequence
+from typing import Any, Protocol
+
+import torch
+
+from nanoserve.cache.contiguous import ContiguousCache
+from nanoserve.cache.kv import KVCache, NoCache
+from nanoserve.config import EngineConfig, ModelConfig, SamplingParams
+from nanoserve.errors import RequestError
+from nanoserve.request import Completion, FinishReason, Request, TokenEvent
+from nanoserve.sampling import Sampler
+from nanoserve.scheduler import Scheduler
+from nanoserve.stopping import StopStrings
+from nanoserve.tokenizer import TextStream, Tokenizer
+from nanoserve.weights import LoadedModel, load_model
+
+Prompt = str | Sequence[int]
+
+
+class CausalModel(Protocol):
+    """What the engine asks of a model; `models/llama.py` states the shapes."""
+
+    def __call__(self, token_ids: torch.Tensor, positions: torch.Tensor, cache: KVCache) -> torch.Tensor: ...
+
+    def compute_logits(self, hidden: torch.Tensor) -> torch.Tensor: ...
+
+
+@dataclasses.dataclass(slots=True)
+class _Run:
+    """What a request owns while it runs; dropped when it finishes, and its cache with it."""
+
+    request: Request
+    cache: KVCache
+    sampler: Sampler
+    text: TextStream
+    stop: StopStrings
+
+
+class Engine:
+    """One model on one device, and the requests that it is answering. Not safe to call from two threads."""
+
+    def __init__(self, loaded: LoadedModel, *, cache: str = "contiguous") -> None:
+        """Take a loaded model, shared with any other engine that has it; `cache` is one of `config.CACHES`."""
+        self.loaded = loaded
+        self.cache = EngineConfig(cache=cache).cache
+        self.tokenizer: Tokenizer = loaded.tokenizer
+        self._model: CausalModel = loaded.model
+        self._eos_token_ids = loaded.config.eos_token_ids or loaded.tokenizer.eos_token_ids
+        self._scheduler = Scheduler()
+        self._runs: dict[str, _Run] = {}
+        self._inboxes: dict[str, deque[TokenEvent]] = {}
+        self._numbers = itertools.count()
+
+    @classmethod
+    def load(cls, model: str = "smollm2-135m", **options: Any) -> "Engine":
+        """Load a model by name, folder, GGUF file or hub id; `options` are the fields of `EngineConfig`."""
+        config = EngineConfig.from_options({"model": model, **options})
+        return cls(load_model(config), cache=config.cache)
+
+    @property
+    def has_work(self) -> bool:
+        return self._scheduler.has_work
+
+    def add_request(
+        self, prompt: Prompt, params: SamplingParams | None = None, *, request_id: str | None = None
+    ) -> str:
+        """Check and queue a prompt (text or token ids), return the request's id. Raises RequestError; runs nothing."""
+        request = self._check(prompt, params, request_id)
+        self._scheduler.add(request)
+        return request.request_id
+
+    @torch.inference_mode()
+    def step(self) -> list[TokenEvent]:
+        """One scheduler decision and one forward per scheduled request: an event for each token that came of it."""
+        events = [self._advance(self._run_of(request)) for request in self._scheduler.schedule()]
+        self._scheduler.commit()
+        for event in events:
+            self._deliver(event)
+        return events
+
+    def abort(self, request_id: str) -> None:
+        """Stop a request and free its cache. Raises RequestError when it is unknown or has finished."""
+        self._scheduler.abort(request_id)
+        self._runs.pop(request_id, None)
+
+    def stream(self, prompt: Prompt, params: SamplingParams | None = None) -> Iterator[TokenEvent]:
+        """Yield one request's events as its tokens come. The prompt is checked at once; leaving the loop aborts it."""
+        return self._follow(self._check(prompt, params, None))
+
+    def generate(self, prompts: Prompt | Sequence[Prompt], params: SamplingParams | None = None) -> list[Completion]:
+        """Answer one prompt or a list of them, in their order. A prompt that is refused refuses the whole call."""
+        requests = [self._check(prompt, params, None) for prompt in _as_list(prompts)]
+        return [_complete(list(self._follow(request)), request.num_prompt_tokens) for request in requests]
+
+    def _check(self, prompt: Prompt, params: SamplingParams | None, request_id: str | None) -> Request:
+        prompt_ids = self.tokenizer.encode(prompt) if isinstance(prompt, str) else prompt
+        request = Request(request_id or f"request-{next(self._numbers)}", prompt_ids, params or SamplingParams())
+        _check_fits(request, self.loaded.config)
+        return request
+
+    def _follow(self, request: Request) -> Iterator[TokenEvent]:
+        """Queue the request at the first pull. Steps taken for it may serve others; their events wait for them."""
+        self._scheduler.add(request)
+        inbox = self._inboxes[request.request_id] = deque()
+        try:
+            while inbox or request.finish_reason is None:
+                if not inbox:
+                    self.step()
+                else:
+                    yield inbox.popleft()
+        finally:
+            del self._inboxes[request.request_id]
+            if request.finish_reason is None:
+                self.abort(request.request_id)
+
+    def _deliver(self, event: TokenEvent) -> None:
+        if event.request_id in self._inboxes:
+            self._inboxes[event.request_id].append(event)
+        if event.finish_reason is not None:
+            del self._runs[event.request_id]
+
+    def _run_of(self, request: Request) -> _Run:
+        """What the request owns, made when it is first scheduled: a waiting request holds no memory."""
+        if request.request_id not in self._runs:
+            self._runs[request.request_id] = _Run(
+                request=request,
+                cache=self._make_cache(request.num_prompt_tokens + request.params.max_new_tokens),
+                sampler=Sampler(request.params, self.loaded.device),
+                text=TextStream(self.tokenizer),
+                stop=StopStrings(request.params.stop),
+            )
+        return self._runs[request.request_id]
+
+    def _make_cache(self, num_tokens: int) -> KVCache:
+        if self.cache == "none":
+            return NoCache()
+        return ContiguousCache(self.loaded.config, num_tokens, self.loaded.dtype, self.loaded.device)
+
+    def _advance(self, run: _Run) -> TokenEvent:
+        """Run what is not cached yet, sample from the last position, and tell what came of it."""
+        token_ids, num_cached = run.request.token_ids, run.cache.num_cached
+        num_prefilled = len(token_ids) - num_cached
+        token_id = run.sampler.sample(self._forward(token_ids[num_cached:], run.cache), token_ids)
+        text = self._commit(run, token_id)
+        return TokenEvent(
+            request_id=run.request.request_id,
+            index=run.request.num_output_tokens - 1,
+            token_id=token_id,
+            text=text,
+            num_prefilled=num_prefilled,
+            num_cached=num_cached,
+            finish_reason=run.request.finish_reason,
+        )
+
+    def _forward(self, new_ids: Sequence[int], cache: KVCache) -> torch.Tensor:
+        """Logits [vocab] of the last of the new positions; the cache then holds all of them."""
+        device, start = self.loaded.device, cache.num_cached
+        positions = torch.arange(start, start + len(new_ids), device=device)
+        hidden = self._model(torch.tensor(new_ids, device=device), positions, cache)
+        cache.advance(len(new_ids))
+        return self._model.compute_logits(hidden[-1:])[0]
+
+    def _commit(self, run: _Run, token_id: int) -> str:
+        """Append the token, decide whether the request ends with it, and return the text that is now certain."""
+        request = run.request
+        request.append(token_id, self._eos_token_ids)
+        text = run.stop.push(run.text.push(token_id))
+        if request.finish_reason is not None:
+            text += run.stop.push(run.text.flush())
+        if run.stop.was_hit:
+            request.finish_reason = FinishReason.STOP
+        return text + run.stop.flush() if request.finish_reason is not None else text
+
+
+def _as_list(prompts: Prompt | Sequence[Prompt]) -> Sequence[Prompt]:
+    """A text or a flat sequence of ids is one prompt; anything else is a list of them."""
+    is_one = isinstance(prompts, str) or any(isinstance(item, int) for item in prompts)
+    return [prompts] if is_one else prompts  # type: ignore[list-item, return-value]
+
+
+def _check_fits(request: Request, config: ModelConfig) -> None:
+    """Raise RequestError for ids outside the vocabulary and for a request that cannot fit the model's context."""
+    bad = [token_id for token_id in request.token_ids if not 0 <= token_id < config.vocab_size]
+    if bad:
+        raise RequestError(f"token id {bad[0]} is outside the vocabulary: choose from 0 to {config.vocab_size - 1}")
+    num_prompt, num_new = request.num_prompt_tokens, request.params.max_new_tokens
+    if num_prompt + num_new > config.max_context_tokens:
+        raise RequestError(
+            f"a prompt of {num_prompt} tokens and max_new_tokens {num_new} exceed the model's context of "
+            f"{config.max_context_tokens} tokens; shorten either by {num_prompt + num_new - config.max_context_tokens}"
+        )
+
+
+def _complete(events: Sequence[TokenEvent], num_prompt_tokens: int) -> Completion:
+    last = events[-1]
+    assert last.finish_reason is not None
+    return Completion(
+        request_id=last.request_id,
+        text="".join(event.text for event in events),
+        token_ids=tuple(event.token_id for event in events),
+        num_prompt_tokens=num_prompt_tokens,
+        finish_reason=last.finish_reason,
+    )

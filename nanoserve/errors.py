@@ -1,0 +1,48 @@
+"""Every error that nanoserve raises on purpose, in one tree.
+
+    NanoserveError
+    ├── ConfigError       an option, a device, a dtype or a model shape that cannot work
+    ├── ModelError        a model that cannot be found or read
+    │   ├── FetchError    the package index, the hub or the disk did not deliver
+    │   └── WeightsError  a checkpoint that is truncated, foreign or incomplete
+    └── RequestError      a prompt or sampling setting that this engine cannot run
+
+Each message is one line that names the offending value and the choices. Anything else that escapes is a bug.
+This module knows no other module.
+"""
+
+from collections.abc import Iterable
+
+
+class NanoserveError(Exception):
+    """Root of the tree; the command line prints it without a traceback and exits with status 2."""
+
+
+class ConfigError(NanoserveError):
+    """An option, device, dtype or model shape that cannot work."""
+
+
+class ModelError(NanoserveError):
+    """A model that cannot be found or read."""
+
+
+class FetchError(ModelError):
+    """A model that could not be brought to this machine: index out of reach, wrong hash, no disk space."""
+
+
+class WeightsError(ModelError):
+    """A checkpoint that is truncated, foreign or incomplete; the message names the file."""
+
+
+class RequestError(NanoserveError):
+    """A prompt or sampling setting that this engine cannot run; raised before any work is done."""
+
+
+def unknown(kind: str, value: object, choices: Iterable[str]) -> str:
+    """One line for the commonest mistake: a name that is not one of the choices."""
+    return f"unknown {kind} {value!r}; choose one of: {', '.join(choices)}"
+
+
+def one_line(error: Exception) -> str:
+    """The message of somebody else's exception, without its line breaks."""
+    return " ".join(str(error).split()) or type(error).__name__

@@ -1,0 +1,140 @@
+"""Translates between a Hugging Face `config.json` and `ModelConfig`, both ways.
+
+Knows the keys of transformers 4 (`rope_theta`, `rope_scaling`) and 5 (`rope_parameters`), and which of their values
+this engine computes. Refuses to know files, weights and torch; and refuses every value it would have to ignore.
+"""
+
+from collections.abc import Mapping
+from typing import Any
+
+from nanoserve.config import ModelConfig, RopeScaling
+from nanoserve.errors import ConfigError, unknown
+
+MODEL_TYPES = ("llama", "mistral")
+ROPE_TYPES = ("default", "llama3")
+_LLAMA3_KEYS = ("factor", "low_freq_factor", "high_freq_factor", "original_max_position_embeddings")
+
+
+def parse_hf_config(data: Mapping[str, Any]) -> ModelConfig:
+    """Read a parsed config.json; keys that may be absent take the defaults of transformers' LlamaConfig.
+
+    Raises ConfigError, naming the value and the choices, for whatever this engine does not compute.
+    """
+    _refuse_foreign(data)
+    num_heads = _count(data, "num_attention_heads")
+    hidden_size = _count(data, "hidden_size")
+    theta, scaling = _rope(data)
+    return ModelConfig(
+        vocab_size=_count(data, "vocab_size"),
+        hidden_size=hidden_size,
+        intermediate_size=_count(data, "intermediate_size"),
+        num_layers=_count(data, "num_hidden_layers"),
+        num_heads=num_heads,
+        num_kv_heads=_count(data, "num_key_value_heads", num_heads),
+        head_dim=_count(data, "head_dim", hidden_size // num_heads),
+        max_context_tokens=_count(data, "max_position_embeddings"),
+        rope_theta=theta,
+        rope_scaling=scaling,
+        norm_eps=_number(data, "rms_norm_eps", 1e-6),
+        tie_embeddings=bool(data.get("tie_word_embeddings", False)),
+        eos_token_ids=parse_eos(data.get("eos_token_id")),
+    )
+
+
+def parse_eos(value: object) -> tuple[int, ...]:
+    """`eos_token_id` of a config.json or generation_config.json: a number, a list of them, or null for none."""
+    ids = () if value is None else tuple(value) if isinstance(value, list) else (value,)
+    if not all(isinstance(token_id, int) and not isinstance(token_id, bool) for token_id in ids):
+        raise ConfigError(f"eos_token_id must be a number, a list of numbers or null, not {value!r}")
+    return ids
+
+
+def to_hf_config(config: ModelConfig) -> dict[str, Any]:
+    """A config.json that transformers 4 and 5 both load, with the keys of transformers 4."""
+    eos = list(config.eos_token_ids)
+    return {
+        "architectures": ["LlamaForCausalLM"],
+        "model_type": "llama",
+        "vocab_size": config.vocab_size,
+        "hidden_size": config.hidden_size,
+        "intermediate_size": config.intermediate_size,
+        "num_hidden_layers": config.num_layers,
+        "num_attention_heads": config.num_heads,
+        "num_key_value_heads": config.num_kv_heads,
+        "head_dim": config.head_dim,
+        "max_position_embeddings": config.max_context_tokens,
+        "rope_theta": config.rope_theta,
+        "rope_scaling": _write_scaling(config.rope_scaling),
+        "rms_norm_eps": config.norm_eps,
+        "tie_word_embeddings": config.tie_embeddings,
+        "hidden_act": "silu",
+        "attention_bias": False,
+        "mlp_bias": False,
+        "bos_token_id": None,
+        "eos_token_id": eos[0] if len(eos) == 1 else eos or None,
+    }
+
+
+def _refuse_foreign(data: Mapping[str, Any]) -> None:
+    if data.get("model_type") not in MODEL_TYPES:
+        raise ConfigError(unknown("model_type", data.get("model_type"), MODEL_TYPES))
+    if data.get("hidden_act", "silu") != "silu":
+        raise ConfigError(unknown("hidden_act", data["hidden_act"], ("silu",)))
+    # Absent means 4096 to transformers' MistralConfig, so only an explicit null says that there is no window.
+    if data["model_type"] == "mistral" and data.get("sliding_window", 4096) is not None:
+        window = data.get("sliding_window", "4096 (absent)")
+        raise ConfigError(f"sliding_window {window} is not supported; choose a mistral checkpoint where it is null")
+    for name in ("attention_bias", "mlp_bias"):
+        if data.get(name, False):
+            raise ConfigError(f"{name} {data[name]!r} is not supported; choose a checkpoint where it is false")
+    if data.get("quantization_config"):
+        raise ConfigError("quantization_config is not supported; choose a float checkpoint or a GGUF file")
+
+
+def _rope(data: Mapping[str, Any]) -> tuple[float, RopeScaling | None]:
+    values: Mapping[str, Any] = data.get("rope_parameters") or data.get("rope_scaling") or {}
+    if not isinstance(values, Mapping):
+        raise ConfigError(f"rope parameters must be a table, not {values!r}")
+    theta = _number(values, "rope_theta", _number(data, "rope_theta", 10_000.0))
+    partial = values.get("partial_rotary_factor", data.get("partial_rotary_factor", 1.0))
+    if partial not in (None, 1.0):
+        raise ConfigError(f"partial_rotary_factor {partial!r} is not supported; choose a checkpoint where it is 1")
+    kind = values.get("rope_type", values.get("type", "default"))
+    if kind not in ROPE_TYPES:
+        raise ConfigError(unknown("rope_type", kind, ROPE_TYPES))
+    return theta, _read_scaling(values) if kind == "llama3" else None
+
+
+def _read_scaling(values: Mapping[str, Any]) -> RopeScaling:
+    factor, low, high = (_number(values, name) for name in _LLAMA3_KEYS[:3])
+    if factor <= 0 or low >= high:
+        raise ConfigError(f"llama3 rope scaling needs factor > 0 and low < high, not {factor}, {low}, {high}")
+    original = _count(values, _LLAMA3_KEYS[3])
+    return RopeScaling(factor=factor, low_freq_factor=low, high_freq_factor=high, original_context_tokens=original)
+
+
+def _write_scaling(scaling: RopeScaling | None) -> dict[str, Any] | None:
+    if scaling is None:
+        return None
+    numbers = (scaling.factor, scaling.low_freq_factor, scaling.high_freq_factor, scaling.original_context_tokens)
+    return {"rope_type": "llama3", **dict(zip(_LLAMA3_KEYS, numbers, strict=True))}
+
+
+def _count(data: Mapping[str, Any], name: str, default: int | None = None) -> int:
+    value = data.get(name)
+    value = default if value is None else value
+    if value is None:
+        raise ConfigError(f"{name} is missing from the model's configuration")
+    if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+        raise ConfigError(f"{name} must be a whole number of at least 1, not {value!r}")
+    return value
+
+
+def _number(data: Mapping[str, Any], name: str, default: float | None = None) -> float:
+    value = data.get(name)
+    value = default if value is None else value
+    if value is None:
+        raise ConfigError(f"{name} is missing from the model's configuration")
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        raise ConfigError(f"{name} must be a number, not {value!r}")
+    return float(value)

@@ -1,0 +1,79 @@
+"""One request's life: what was asked, which tokens came so far, how it ended, and what is told about each token.
+
+Knows token ids and counts. Refuses to know tensors, text rules and time: whoever wants a latency stamps the
+events on a clock of its own.
+"""
+
+import dataclasses
+import enum
+from collections.abc import Sequence
+
+from nanoserve.config import SamplingParams
+from nanoserve.errors import RequestError
+
+
+class FinishReason(enum.StrEnum):
+    """Why a request ended: an EOS token or stop string, its token budget, or the caller."""
+
+    STOP = "stop"
+    LENGTH = "length"
+    ABORT = "abort"
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class TokenEvent:
+    """One output token, told at the step that computed it.
+
+    `text` is what became certain with this token; it can be empty (half a character, a possible stop string), and
+    the pieces of a request join to exactly its text. `num_prefilled` counts the positions this step ran for the
+    request, `num_cached` those whose keys and values were already stored.
+    """
+
+    request_id: str
+    index: int
+    token_id: int
+    text: str
+    num_prefilled: int
+    num_cached: int
+    finish_reason: FinishReason | None = None
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Completion:
+    """A finished request. `token_ids` keeps a final EOS; `text` leaves out special tokens and the stop string."""
+
+    request_id: str
+    text: str
+    token_ids: tuple[int, ...]
+    num_prompt_tokens: int
+    finish_reason: FinishReason
+
+
+class Request:
+    """A prompt and its continuation. Only `append` changes it, one token at a time, until `finish_reason` is set."""
+
+    def __init__(self, request_id: str, prompt_ids: Sequence[int], params: SamplingParams) -> None:
+        if not prompt_ids:
+            raise RequestError("the prompt is empty: give at least one token")
+        self.request_id = request_id
+        self.params = params
+        self.token_ids = list(prompt_ids)
+        self.num_prompt_tokens = len(self.token_ids)
+        self.finish_reason: FinishReason | None = None
+
+    @property
+    def output_ids(self) -> list[int]:
+        return self.token_ids[self.num_prompt_tokens :]
+
+    @property
+    def num_output_tokens(self) -> int:
+        return len(self.token_ids) - self.num_prompt_tokens
+
+    def append(self, token_id: int, eos_token_ids: Sequence[int]) -> None:
+        """Add one output token. EOS wins over a budget used up by the same token: `stop`, not `length`."""
+        assert self.finish_reason is None, f"request {self.request_id} has finished"
+        self.token_ids.append(token_id)
+        if token_id in eos_token_ids and not self.params.ignore_eos:
+            self.finish_reason = FinishReason.STOP
+        elif self.num_output_tokens >= self.params.max_new_tokens:
+            self.finish_reason = FinishReason.LENGTH
