@@ -1,0 +1,258 @@
+"""The bridge to asv: one pytest benchmark becomes one measured pass and several series that only read it.
+
+    discovery     collect the tests, make a `track_*` function for each gated metric of each
+    setup_cache   run one test, all its parameters, in this process; leave plain numbers behind
+    track_*       look one number up
+
+Knows pytest's collection and asv's conventions. Refuses to know how anything is measured. Facts about asv that this
+relies on: a function's cache key is its module and first line, so functions here carry the file and line of the
+test that they stand for; a `-` in a name is read as a parameter index; `{"samples": [x], "number": 1}` is one sample.
+"""
+
+import contextlib
+import dataclasses
+import hashlib
+import inspect
+import io
+import os
+import pickle
+import shlex
+import sys
+import types
+import uuid
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from benchmarks.harness import INSTRUMENT_VERSION
+from benchmarks.harness.errors import InstrumentError
+from benchmarks.harness.fixtures import RESULTS, benchmark_id, case_id
+from benchmarks.harness.metrics import Metric, metric
+from benchmarks.harness.provenance import prove_installed
+
+ARGUMENTS = "NANOSERVE_BENCH_ARGS"
+"""Environment variable with extra pytest arguments for every pass, such as `--model tiny`."""
+
+ROUNDS = 8
+"""Separate processes per commit. asv's own test can then tell commits apart; with 6 it never can."""
+
+_SAMPLES_PER_PASS = 3
+_TIMEOUT_S = 900
+
+Pass = dict[str, Any]
+"""What one pass leaves: `id`, `values` by (metric, arm, case), and why a case is `failed` or `skipped`."""
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class _Benchmark:
+    """One collected test function and its parameter sets."""
+
+    name: str
+    function: Callable[..., Any]
+    path: Path
+    cases: tuple[str, ...]
+    arms: tuple[str, ...]
+    metrics: tuple[Metric, ...]
+    fixture_source: str
+
+
+def derive_series(folder: Path) -> dict[str, Callable[..., Any]]:
+    """A `track_*` function per gated metric of each benchmark test below `folder`, under names that asv can keep."""
+    series = {}
+    for benchmark in _collect(folder):
+        setup_cache = _pass_of(benchmark, folder)
+        for each in benchmark.metrics:
+            function = _series(benchmark, each, setup_cache)
+            series[f"{benchmark.function.__name__}__{each.asv_name}"] = function
+    return series
+
+
+def _collect(folder: Path) -> Iterator[_Benchmark]:
+    found = _Collected()
+    output = _run_pytest(folder, ["--collect-only", str(folder)], found)
+    if not found.items:
+        raise InstrumentError(f"no benchmark was collected below {folder}:\n{output}")
+    by_test: dict[str, list[pytest.Function]] = {}
+    for item in found.items:
+        by_test.setdefault(benchmark_id(item), []).append(item)
+    return (_benchmark(items) for items in by_test.values())
+
+
+def _benchmark(items: Sequence[pytest.Function]) -> _Benchmark:
+    first = items[0]
+    arms, quantities = first.get_closest_marker("arms"), first.get_closest_marker("quantities")
+    if arms is None or quantities is None:
+        raise InstrumentError(f"{first.nodeid} uses `measure` without both @pytest.mark.arms and .quantities")
+    return _Benchmark(
+        name=f"{first.path.stem}.{first.function.__name__}",
+        function=first.function,
+        path=first.path,
+        cases=tuple(case_id(item) for item in items),
+        arms=tuple(arms.kwargs),
+        metrics=tuple(each for each in map(metric, quantities.args) if each.gate),
+        fixture_source=_fixture_source(first),
+    )
+
+
+def _fixture_source(item: pytest.Function) -> str:
+    """The source of the fixtures that stand beside the test; the instrument's own have a version instead."""
+    definitions = item._fixtureinfo.name2fixturedefs.values()
+    functions = [definition.func for group in definitions for definition in group]
+    return "".join(inspect.getsource(f) for f in functions if inspect.getsourcefile(f) == str(item.path))
+
+
+def _series(benchmark: _Benchmark, each: Metric, setup_cache: Callable[[], Pass]) -> Callable[..., Any]:
+    """The function that asv reads one metric of one benchmark through; asv's page shows the test as its source."""
+    has_cases = benchmark.cases != ("",)
+    axes = {"arm": list(benchmark.arms)} if not each.compares_arms else {}
+    axes |= {"case": list(benchmark.cases)} if has_cases else {}
+
+    def track(measured: Pass, *parameters: str) -> dict[str, Any]:
+        chosen = dict(zip(axes, parameters, strict=True))
+        return _read(measured, setup_cache, each, chosen.get("arm"), chosen.get("case", ""))
+
+    function: Any = _stand_for(benchmark, track, f"track_{each.asv_name}")
+    function.benchmark_name = f"{benchmark.name}.track_{each.asv_name}"
+    function.pretty_name = f"{benchmark.function.__name__.removeprefix('test_')}: {each.title}"
+    function.params, function.param_names = list(axes.values()), list(axes)
+    function.unit = each.asv_unit
+    function.setup_cache = setup_cache
+    function.rounds = ROUNDS
+    function.timeout = _TIMEOUT_S
+    function.version = _version(benchmark, each)
+    return function  # type: ignore[no-any-return]
+
+
+def _pass_of(benchmark: _Benchmark, folder: Path) -> Callable[[], Pass]:
+    def setup_cache() -> Pass:
+        return run_pass(benchmark, folder)
+
+    function: Any = _stand_for(benchmark, setup_cache, "setup_cache")
+    function.timeout = _TIMEOUT_S
+    return function  # type: ignore[no-any-return]
+
+
+def _stand_for(benchmark: _Benchmark, function: Any, name: str) -> types.FunctionType:
+    """The same function, seen by `inspect` as if it were written where the test is."""
+    place = benchmark.function.__code__
+    code = function.__code__.replace(
+        co_filename=place.co_filename, co_firstlineno=place.co_firstlineno, co_name=name, co_qualname=name
+    )
+    twin = types.FunctionType(code, function.__globals__, name, function.__defaults__, function.__closure__)
+    twin.__module__ = benchmark.function.__module__
+    twin.__doc__ = benchmark.function.__doc__
+    return twin
+
+
+def _version(benchmark: _Benchmark, each: Metric) -> str:
+    """Changes whenever older numbers stop being comparable: test, fixtures, metric, instrument or model changed."""
+    parts = (
+        inspect.getsource(benchmark.function),
+        benchmark.fixture_source,
+        each.formula,
+        INSTRUMENT_VERSION,
+        os.environ.get(ARGUMENTS, ""),
+    )
+    return hashlib.sha256("\0".join(parts).encode()).hexdigest()
+
+
+def run_pass(benchmark: _Benchmark, folder: Path) -> Pass:
+    """Measure all cases of one benchmark in this process. Raises when nothing at all could be measured."""
+    import nanoserve
+
+    prove_installed(Path(nanoserve.__file__).parent, Path(os.environ.get("ASV_ENV_DIR", sys.prefix)))
+    taken = _Taken()
+    test = f"{benchmark.path}::{benchmark.function.__name__}"
+    output = _run_pytest(folder, ["--benchmark-only", f"--samples={_SAMPLES_PER_PASS}", test], taken)
+    measured = {"id": uuid.uuid4().hex, "values": taken.values, "failed": taken.failed, "skipped": taken.skipped}
+    if not taken.values and not taken.skipped:
+        raise InstrumentError(f"{benchmark.name} measured nothing:\n{output}")
+    return measured
+
+
+def _read(measured: Pass, run_again: Callable[[], Pass], each: Metric, arm: str | None, case: str) -> dict[str, Any]:
+    """One number of the pass. Raises for a case that failed, tells asv about one that was skipped."""
+    if _was_read_before(measured, each, arm, case):
+        measured = _replace_pass(run_again())
+        _was_read_before(measured, each, arm, case)
+    if case in measured["skipped"]:
+        from asv_runner.benchmarks.mark import SkipNotImplemented
+
+        raise SkipNotImplemented(measured["skipped"][case])
+    if (each.name, arm, case) not in measured["values"]:
+        raise InstrumentError(measured["failed"].get(case, f"case {case!r} was not measured"))
+    return {"samples": [measured["values"][each.name, arm, case]], "number": 1}
+
+
+def _was_read_before(measured: Pass, each: Metric, arm: str | None, case: str) -> bool:
+    """Whether this number was already handed out; a plain `asv run` offers every round the pass of the first one."""
+    key = hashlib.sha256(repr((measured["id"], each.name, arm, case)).encode()).hexdigest()
+    mark = Path(f"read-{key}")
+    if mark.exists():
+        return True
+    mark.touch()
+    return False
+
+
+def _replace_pass(measured: Pass) -> Pass:
+    """Put a fresh pass where asv keeps the one to share, for the other series of this round."""
+    fresh = Path("cache.pickle.tmp")
+    fresh.write_bytes(pickle.dumps(measured))
+    fresh.replace("cache.pickle")
+    return measured
+
+
+def _run_pytest(folder: Path, arguments: Sequence[str], plugin: object) -> str:
+    """Run pytest in this process on the checkout's benchmarks and the environment's nanoserve; return its output.
+
+    `importlib` mode and an empty `pythonpath` keep the checkout, which holds a nanoserve as well, off the path.
+    """
+    root = folder.parent
+    settings = [f"--rootdir={root}", f"--confcutdir={root}", "-c", str(root / "pyproject.toml")]
+    isolation = ["--import-mode=importlib", "-o", "pythonpath=", "-p", "no:cacheprovider", "-p", "no:xdist"]
+    extra = shlex.split(os.environ.get(ARGUMENTS, ""))
+    output = io.StringIO()
+    with contextlib.redirect_stdout(output), contextlib.redirect_stderr(output):
+        pytest.main([*settings, *isolation, *arguments, *extra], plugins=[plugin])
+    return output.getvalue()
+
+
+class _Collected:
+    """pytest plugin that keeps the benchmark tests that were collected."""
+
+    def __init__(self) -> None:
+        self.items: list[pytest.Function] = []
+
+    @pytest.hookimpl(trylast=True)
+    def pytest_collection_modifyitems(self, items: list[pytest.Item]) -> None:
+        self.items = [item for item in items if isinstance(item, pytest.Function) and "measure" in item.fixturenames]
+
+
+class _Taken:
+    """pytest plugin that turns a session's results into plain numbers, so that nothing is printed or drawn."""
+
+    def __init__(self) -> None:
+        self.values: dict[tuple[str, str | None, str], float] = {}
+        self.failed: dict[str, str] = {}
+        self.skipped: dict[str, str] = {}
+
+    @pytest.hookimpl(wrapper=True)
+    def pytest_runtest_makereport(self, item: pytest.Item) -> Iterator[None]:
+        report: Any = yield
+        if report.failed:
+            self.failed[case_id(item)] = report.longreprtext
+        elif report.skipped:
+            self.skipped[case_id(item)] = report.longrepr[2]
+        return report  # type: ignore[no-any-return]
+
+    @pytest.hookimpl(tryfirst=True)
+    def pytest_sessionfinish(self, session: pytest.Session) -> None:
+        results = session.config.stash.get(RESULTS, [])
+        session.config.stash[RESULTS] = []
+        for result in results:
+            for m in result.measurements:
+                if m.metric.gate and m.value is not None:
+                    arm = None if m.metric.compares_arms else m.arm
+                    self.values[m.metric.name, arm, result.case] = m.metric.cost(m.value)

@@ -1,0 +1,23 @@
+"""Every error that the instrument raises on purpose, in one tree.
+
+InstrumentError
+├── UndeclaredMetricError  a name that the metric registry does not hold, or one that a test did not declare
+├── WrongOutputError       the measured run did not do the work that the workload asks for
+└── ForeignPackageError    the imported nanoserve is not the one whose commit is being measured
+"""
+
+
+class InstrumentError(Exception):
+    """Root of the tree. A benchmark that raises it is red, never a number."""
+
+
+class UndeclaredMetricError(InstrumentError):
+    """A metric name that is not in the registry, or not in the test's own declaration."""
+
+
+class WrongOutputError(InstrumentError):
+    """A run with the wrong length, the wrong tokens or the wrong ending: a short answer is not a fast one."""
+
+
+class ForeignPackageError(InstrumentError):
+    """The imported package is not the installed one that the result would be filed under."""

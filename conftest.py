@@ -1,0 +1,86 @@
+"""Session policy: which device and model are measured, when timing is on, what the markers mean, one seed for all.
+
+A bare `pytest` runs every benchmark once, untimed, as a test. Asking for a measurement turns timing on:
+`--benchmark-only`, `--benchmark-enable`, or any option that stores or compares one.
+"""
+
+import random
+import sys
+
+import pytest
+
+pytest_plugins = ("benchmarks.harness.fixtures",)
+
+_ASKS_FOR_TIMING = ("only", "enable", "json", "save", "autosave", "compare", "compare_fail", "histogram")
+_MARKERS = (
+    "gpu: needs a CUDA device; skipped without one",
+    "slow: takes minutes; runs with --slow or `-m slow`",
+    "arms(name={option: value}, ...): the arms that take turns inside one benchmark",
+    "quantities(name, ...): the metrics that a benchmark promises to measure",
+)
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    group = parser.getgroup("nanoserve")
+    group.addoption("--device", default="auto", help="auto, cpu, cuda or cuda:N (default: auto)")
+    group.addoption("--model", help="catalog name, folder, GGUF file or hub id (default: by device)")
+    group.addoption("--dtype", default="auto", help="auto, float32, bfloat16 or float16 (default: auto)")
+    group.addoption("--samples", type=_positive, default=6, help="timed runs per arm of a benchmark (default: 6)")
+    group.addoption("--slow", action="store_true", help="also run the tests marked slow")
+
+
+def _positive(text: str) -> int:
+    if not text.isdigit() or int(text) < 1:
+        raise pytest.UsageError(f"--samples must be a whole number of at least 1, not {text!r}")
+    return int(text)
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_configure(config: pytest.Config) -> None:
+    """Runs before pytest-benchmark reads its options."""
+    for marker in _MARKERS:
+        config.addinivalue_line("markers", marker)
+    if not any(config.getoption(f"benchmark_{name}", None) for name in _ASKS_FOR_TIMING):
+        config.option.benchmark_disable = True
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    if config.getoption("benchmark_only"):
+        _deselect(config, items, lambda item: "benchmark" not in getattr(item, "fixturenames", ()))
+    if not config.getoption("--slow") and "slow" not in config.getoption("-m"):
+        _deselect(config, items, lambda item: item.get_closest_marker("slow") is not None)
+
+
+def _deselect(config, items, unwanted) -> None:
+    out = [item for item in items if unwanted(item)]
+    if out:
+        config.hook.pytest_deselected(items=out)
+        items[:] = [item for item in items if item not in out]
+
+
+@pytest.fixture(autouse=True)
+def _gpu(request: pytest.FixtureRequest) -> None:
+    if request.node.get_closest_marker("gpu"):
+        import torch
+
+        if not torch.cuda.is_available():
+            pytest.skip("needs a CUDA device")
+
+
+@pytest.fixture(autouse=True)
+def _seed() -> None:
+    """Every test starts from the same random state, in any order and on any worker."""
+    random.seed(0)
+    if "torch" in sys.modules:
+        sys.modules["torch"].manual_seed(0)
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:
+    from benchmarks.harness.fixtures import RESULTS
+
+    results = config.stash.get(RESULTS, [])
+    if results:
+        from benchmarks.harness.report import print_summary
+
+        print_summary(results, config.rootpath / ".benchmarks" / "curves", terminalreporter)
