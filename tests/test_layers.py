@@ -1,0 +1,407 @@
+"""Who may import whom, and what shape the code keeps. A broken rule is printed as the offending line.
+
+The table below is the layering: a module is missing from it, or imports what is not in its row, and a test says
+which file imports what. Left of the bar: at import time. Right of it: only inside functions and type hints.
+"""
+
+import ast
+import collections
+import dataclasses
+import fnmatch
+import functools
+import re
+import shutil
+import statistics
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+TREES = ("nanoserve", "benchmarks")
+CLOCKS = frozenset({"time", "datetime", "timeit"})
+
+ENGINE = {
+    # Standard library only, and no clock.
+    "errors": "",
+    "config": "errors",
+    "request": "errors config",
+    "stopping": "",
+    "scheduler": "errors config request",
+    "hf_config": "errors config",
+    # Names, files and words: no torch before it is needed.
+    "fetch": "errors | filelock gguf_file",
+    "catalog": "errors config fetch | huggingface_hub time datetime",
+    "tokenizer": "errors tokenizers datetime | jinja2",
+    "gguf_tokenizer": "errors tokenizers",
+    # The torch side.
+    "cache": "",
+    "cache.kv": "config torch",
+    "cache.contiguous": "config cache.kv torch",
+    "attention": "config cache.kv torch",
+    "models": "",
+    "models.*": "config attention cache.kv torch",
+    "sampling": "config torch",
+    "gguf_file": "errors config hf_config gguf_tokenizer models.* gguf numpy safetensors tokenizers torch",
+    "weights": "errors config catalog hf_config models.* tokenizer safetensors torch | gguf_file",
+    # Everything meets here.
+    "engine": "errors config request stopping scheduler tokenizer cache.* attention models.* sampling weights torch",
+    "cli": "errors config typer | catalog engine request time datetime",
+    "": "| errors config request engine",
+}  # fmt: skip
+
+INSTRUMENT = {
+    # The standard library and numpy only: usable for anything that streams tokens.
+    "harness": "",
+    "harness.errors": "",
+    "harness.clock": "time | torch",
+    "harness.timing": "harness.errors",
+    "harness.workload": "harness.errors",
+    "harness.verify": "harness.errors harness.timing harness.workload",
+    "harness.stats": "numpy | scipy",
+    "harness.metrics": "harness.errors harness.stats harness.timing",
+    "harness.results": "harness.errors harness.metrics harness.stats harness.timing",
+    "harness.measure": (
+        "harness.errors harness.metrics harness.results harness.timing harness.verify harness.workload"
+    ),
+    "harness.replay": "",
+    "harness.provenance": "harness harness.errors",
+    # What people see.
+    "harness.report": "harness.metrics harness.results numpy rich | harness.curves",
+    "harness.curves": "harness.metrics harness.report harness.results | matplotlib",
+    # The only files that know pytest, and the only ones that know the engine, inside functions.
+    "harness.fixtures": "harness.* pytest | nanoserve nanoserve.* torch",
+    "harness.bridge": "harness harness.* pytest | nanoserve asv_runner",
+    "harness.doctor": "| nanoserve nanoserve.catalog torch packaging",
+    "asv_suite": "harness.bridge",
+    "bench_*": "pytest",
+    "__main__": "typer | harness.doctor",
+    "": "",
+}
+
+TABLE = {"nanoserve": ENGINE, "benchmarks": INSTRUMENT}
+
+WITHOUT_TORCH = (
+    "errors", "config", "request", "scheduler", "stopping", "hf_config", "catalog", "fetch", "tokenizer", "cli", ""
+)  # fmt: skip
+
+MAY_READ_ENVIRONMENT = frozenset({"catalog.py", "server.py", "cli.py"})
+
+
+@dataclasses.dataclass(frozen=True)
+class Edge:
+    """One import. `late` means that it happens inside a function or for the type checker only."""
+
+    path: str
+    line: int
+    importer: str
+    imported: str
+    late: bool
+
+    def __str__(self):
+        return f"{self.path}:{self.line}: {self.importer} -> {self.imported}{' (late)' if self.late else ''}"
+
+
+# Reading the code.
+
+
+parse = functools.cache(ast.parse)
+
+
+def sources(root: Path, *trees: str) -> Iterator[tuple[str, str, ast.Module]]:
+    """Path, module name and syntax tree of every Python file."""
+    for tree in trees:
+        for path in sorted((root / tree).rglob("*.py")):
+            parts = path.relative_to(root).with_suffix("").parts
+            module = ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
+            yield path.relative_to(root).as_posix(), module, parse(path.read_text())
+
+
+def edges(root: Path) -> list[Edge]:
+    """All imports of the project's modules and of other packages; of the standard library, only the clocks."""
+    modules = {module for _, module, _ in sources(root, *TREES)}
+    return [
+        Edge(path, node.lineno, module, target, late)
+        for path, module, tree in sources(root, *TREES)
+        for node, late in imports(tree)
+        for target in targets(node, path, module, modules)
+        if target not in sys.stdlib_module_names or target in CLOCKS
+    ]
+
+
+def imports(tree: ast.AST, late: bool = False) -> Iterator[tuple[ast.stmt, bool]]:
+    for node in ast.iter_child_nodes(tree):
+        if isinstance(node, ast.Import | ast.ImportFrom):
+            yield node, late
+        is_typing = isinstance(node, ast.If) and "TYPE_CHECKING" in ast.unparse(node.test)
+        is_function = isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda)
+        yield from imports(node, late or is_typing or is_function)
+
+
+def targets(node, path: str, module: str, modules: set[str]) -> set[str]:
+    """What a statement imports: modules of the project by their full name, other packages by their first."""
+    if isinstance(node, ast.Import):
+        names = {alias.name for alias in node.names}
+    else:
+        home = absolute(node, path, module)
+        names = {f"{home}.{alias.name}" if f"{home}.{alias.name}" in modules else home for alias in node.names}
+    return {name if name.partition(".")[0] in TREES else name.partition(".")[0] for name in names}
+
+
+def absolute(node: ast.ImportFrom, path: str, module: str) -> str:
+    if not node.level:
+        return node.module
+    package = module if path.endswith("__init__.py") else module.rpartition(".")[0]
+    parts = package.split(".")[: 1 - node.level or None]
+    return ".".join([*parts, node.module] if node.module else parts)
+
+
+# The rules. Each returns the offending lines.
+
+
+def breaks_of_layers(root: Path) -> list[str]:
+    found = []
+    for edge in edges(root):
+        tree, _, name = edge.importer.partition(".")
+        row = row_of(TABLE[tree], name)
+        if row is None:
+            found.append(f"{edge.path}: {edge.importer} is not in the table of {Path(__file__).name}")
+        elif not is_allowed(edge, tree, row):
+            found.append(str(edge))
+    return list(dict.fromkeys(found))
+
+
+def row_of(table: dict[str, str], name: str) -> str | None:
+    """The row of a module: its own, else the one whose pattern it matches."""
+    return table.get(name, next((row for pattern, row in table.items() if fnmatch.fnmatchcase(name, pattern)), None))
+
+
+def is_allowed(edge: Edge, tree: str, row: str) -> bool:
+    early, _, late = row.partition("|")
+    patterns = early.split() + (late.split() if edge.late else [])
+    own = edge.imported.partition(".")[2] if edge.imported.partition(".")[0] == tree else edge.imported
+    return any(fnmatch.fnmatchcase(own, pattern) for pattern in patterns)
+
+
+def cycles(root: Path) -> list[str]:
+    """Import-time cycles, each as a path. Importing a module also imports the packages that it lies in."""
+    graph = import_time_graph(root)
+    found = []
+
+    def walk(module, trail):
+        if module in trail:
+            found.append(" -> ".join([*trail[trail.index(module) :], module]))
+        elif module not in seen:
+            for imported in sorted(graph[module]):
+                walk(imported, [*trail, module])
+            seen.add(module)
+
+    seen: set[str] = set()
+    for module in sorted(graph):
+        walk(module, [])
+    return found
+
+
+def import_time_graph(root: Path) -> dict[str, set[str]]:
+    graph: dict[str, set[str]] = collections.defaultdict(set)
+    for edge in edges(root):
+        if not edge.late:
+            parts = edge.imported.split(".")
+            packages = {".".join(parts[:i]) for i in range(1, len(parts) + 1)}
+            graph[edge.importer] |= {name for name in packages if not f"{edge.importer}.".startswith(f"{name}.")}
+    return collections.defaultdict(set, graph)
+
+
+def reached(root: Path, module: str) -> set[str]:
+    """Everything that importing a module imports."""
+    graph, found, open_ends = import_time_graph(root), set(), [module]
+    while open_ends:
+        name = open_ends.pop()
+        if name not in found:
+            found.add(name)
+            open_ends += graph.get(name, ())
+    return found
+
+
+def prints_and_environment(root: Path) -> list[str]:
+    found = []
+    for path, _, tree in sources(root, "nanoserve"):
+        for node in ast.walk(tree):
+            names = {getattr(node, "attr", None), getattr(node, "id", None)}
+            if isinstance(node, ast.Name) and node.id == "print":
+                found.append(f"{path}:{node.lineno}: prints")
+            if names & {"environ", "getenv", "environb"} and path.rpartition("/")[2] not in MAY_READ_ENVIRONMENT:
+                found.append(f"{path}:{node.lineno}: reads the environment")
+    return found
+
+
+def taken_by_asv(root: Path) -> list[str]:
+    """Functions and methods that asv would take for its own benchmarks: it goes by the name alone."""
+    prefix = re.compile(r"(time|timeraw|track|mem|peakmem)_.|(Time|Timeraw|Track|Mem|PeakMem)[A-Z_].")
+    return [
+        f"{path}:{node.lineno}: {node.name}"
+        for path, _, tree in sources(root, "benchmarks")
+        for node in ast.walk(tree)
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) and prefix.match(node.name)
+    ]
+
+
+def private_names(root: Path) -> list[str]:
+    """What the instrument takes from the engine has to be public."""
+    return [
+        f"{path}:{node.lineno}: {alias.name}"
+        for path, _, tree in sources(root, "benchmarks")
+        for node in ast.walk(tree)
+        if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("nanoserve")
+        for alias in node.names
+        if any(re.match("_[^_]", part) for part in [*node.module.split("."), alias.name])
+    ]
+
+
+# The project keeps them.
+
+
+RULES = (breaks_of_layers, cycles, prints_and_environment, taken_by_asv, private_names)
+
+
+@pytest.mark.parametrize("rule", RULES, ids=lambda rule: rule.__name__)
+def test_no_rule_is_broken(rule):
+    assert rule(ROOT) == []
+
+
+@pytest.mark.parametrize("name", WITHOUT_TORCH)
+def test_torch_is_not_imported_before_it_is_needed(name):
+    assert "torch" not in reached(ROOT, f"nanoserve.{name}".rstrip("."))
+
+
+def test_every_row_of_the_table_has_a_module():
+    names = {tree: [] for tree in TREES}
+    for _, module, _ in sources(ROOT, *TREES):
+        tree, _, name = module.partition(".")
+        names[tree].append(name)
+    for tree, table in TABLE.items():
+        assert [row for row in table if not fnmatch.filter(names[tree], row)] == []
+
+
+# The rules see what they should.
+
+
+@pytest.fixture
+def copy(tmp_path):
+    for tree in TREES:
+        shutil.copytree(ROOT / tree, tmp_path / tree, ignore=shutil.ignore_patterns("__pycache__"))
+    return tmp_path
+
+
+def plant(root: Path, path: str, text: str) -> int:
+    """Append a line to a file, which need not exist; return the line's number."""
+    file = root / path
+    old = file.read_text() if file.exists() else '"""New."""\n'
+    file.write_text(f"{old}{text}\n")
+    return len(old.splitlines()) + 1
+
+
+@pytest.mark.parametrize(
+    ("path", "text", "offence"),
+    [
+        ("nanoserve/scheduler.py", "import torch", "nanoserve.scheduler -> torch"),
+        ("nanoserve/scheduler.py", "def f(): import torch.cuda", "nanoserve.scheduler -> torch (late)"),
+        ("nanoserve/request.py", "from .engine import Engine", "nanoserve.request -> nanoserve.engine"),
+        ("nanoserve/request.py", "from . import engine", "nanoserve.request -> nanoserve.engine"),
+        ("nanoserve/cache/kv.py", "from ..models import llama", "nanoserve.cache.kv -> nanoserve.models.llama"),
+        ("nanoserve/config.py", "from nanoserve import weights", "nanoserve.config -> nanoserve.weights"),
+        ("nanoserve/cli.py", "from nanoserve.engine import Engine", "nanoserve.cli -> nanoserve.engine"),
+        ("nanoserve/engine.py", "import time", "nanoserve.engine -> time"),
+        ("nanoserve/engine.py", "def f(): from time import perf_counter", "nanoserve.engine -> time (late)"),
+        ("nanoserve/engine.py", "from benchmarks.harness import clock", "nanoserve.engine -> benchmarks.harness.clock"),
+        ("nanoserve/engine.py", "def f(): import tests", "nanoserve.engine -> tests (late)"),
+        ("benchmarks/harness/measure.py", "import pytest", "benchmarks.harness.measure -> pytest"),
+        ("benchmarks/harness/timing.py", "class C:\n    import torch", "benchmarks.harness.timing -> torch"),
+        ("benchmarks/harness/clock.py", "if True: import torch", "benchmarks.harness.clock -> torch"),
+        ("benchmarks/harness/fixtures.py", "import nanoserve", "benchmarks.harness.fixtures -> nanoserve"),
+        ("benchmarks/bench_kv_cache.py", "import nanoserve.engine", "benchmarks.bench_kv_cache -> nanoserve.engine"),
+    ],
+)  # fmt: skip
+def test_a_planted_import_is_reported_as_that_edge_and_no_other(copy, path, text, offence):
+    before = breaks_of_layers(copy)
+    line = plant(copy, path, text) + text.count("\n")
+    assert [found for found in breaks_of_layers(copy) if found not in before] == [f"{path}:{line}: {offence}"]
+
+
+def test_a_planted_type_hint_may_look_up(copy):
+    before = breaks_of_layers(copy)
+    plant(copy, "nanoserve/cli.py", "if TYPE_CHECKING:\n    from nanoserve.engine import Engine")
+    assert breaks_of_layers(copy) == before
+
+
+def test_a_module_that_the_table_does_not_know_is_reported(copy):
+    plant(copy, "nanoserve/colour.py", "import torch")
+    assert "nanoserve/colour.py: nanoserve.colour is not in the table of test_layers.py" in breaks_of_layers(copy)
+
+
+def test_a_planted_cycle_is_reported_as_its_path(copy):
+    plant(copy, "nanoserve/errors.py", "from nanoserve.request import Request")
+    assert "nanoserve.config -> nanoserve.errors -> nanoserve.request -> nanoserve.config" in cycles(copy)
+
+
+@pytest.mark.parametrize(
+    ("rule", "path", "text", "offence"),
+    [
+        (prints_and_environment, "nanoserve/engine.py", "print(1)", "prints"),
+        (prints_and_environment, "nanoserve/engine.py", "import os; os.environ.get('X')", "reads the environment"),
+        (prints_and_environment, "nanoserve/engine.py", "os.getenv('X')", "reads the environment"),
+        (taken_by_asv, "benchmarks/harness/report.py", "class A: track_x = 1", None),
+        (taken_by_asv, "benchmarks/harness/report.py", "class A:\n    def track_x(self): pass", "track_x"),
+        (taken_by_asv, "benchmarks/bench_new.py", "def time_it(): pass", "time_it"),
+        (private_names, "benchmarks/harness/fixtures.py", "def f(): from nanoserve.engine import _x", "_x"),
+    ],
+)  # fmt: skip
+def test_other_planted_offences_are_reported(copy, rule, path, text, offence):
+    before = rule(copy)
+    line = plant(copy, path, text) + text.count("\n")
+    expected = [f"{path}:{line}: {offence}"] if offence else []
+    assert [found for found in rule(copy) if found not in before] == expected
+
+
+# The shape of the code.
+
+
+def body_lengths(root: Path, tree: str) -> dict[str, int]:
+    """Lines of each function's body without its docstring, nested functions included, by file, line and name."""
+    return {
+        f"{path}:{node.lineno}: {node.name}": body_length(node)
+        for path, _, parsed in sources(root, tree)
+        for node in ast.walk(parsed)
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
+    }
+
+
+def body_length(function) -> int:
+    body = function.body[1:] if ast.get_docstring(function) else function.body
+    return body[-1].end_lineno - body[0].lineno + 1 if body else 0
+
+
+def test_body_length_counts_neither_signature_nor_docstring():
+    text = 'def f(\n    a,\n):\n    """One.\n\n    Two.\n    """\n    b = (\n        a\n    )\n    return b\n'
+    assert body_length(ast.parse(text).body[0]) == 4
+    assert body_length(ast.parse('def f():\n    """Only words."""\n').body[0]) == 0
+
+
+@pytest.mark.parametrize("tree", TREES)
+def test_functions_are_short(tree):
+    lengths = body_lengths(ROOT, tree)
+    longest = sorted(lengths, key=lengths.get, reverse=True)[:5]
+    assert statistics.median(lengths.values()) <= 8, longest
+    assert statistics.quantiles(lengths.values(), n=10)[-1] <= 25, longest
+
+
+@pytest.mark.parametrize("tree", TREES)
+def test_no_file_is_long(tree):
+    lengths = {path: len((ROOT / path).read_text().splitlines()) for path, _, _ in sources(ROOT, tree)}
+    assert {path: length for path, length in lengths.items() if length > 300} == {}
+
+
+@pytest.mark.parametrize("tree", TREES)
+def test_every_module_says_what_it_is(tree):
+    assert [path for path, _, parsed in sources(ROOT, tree) if not ast.get_docstring(parsed)] == []
