@@ -42,6 +42,8 @@ def pytest_configure(config: pytest.Config) -> None:
         config.addinivalue_line("markers", marker)
     if not any(config.getoption(f"benchmark_{name}", None) for name in _ASKS_FOR_TIMING):
         config.option.benchmark_disable = True
+    elif config.getoption("numprocesses", None):
+        raise pytest.UsageError("benchmarks are not timed beside other workers (xdist is on): leave out -n")
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:

@@ -82,8 +82,9 @@ def generate(
       nanoserve generate "1, 2, 3," --stop 9 --model path/to/model.gguf
     """
     given = locals()
-    for name, text in (("prompt", prompt), *(("stop text", text) for text in stop or ())):
-        _check_text(name, text)
+    _check_text("prompt", prompt)
+    for text in stop or ():
+        _check_text("stop text", text)
     params = _params(given, stop=tuple(stop or ()))
     engine = _load(given)
     _print_text(engine.stream(prompt, params))
@@ -114,6 +115,8 @@ def chat(
     """
     given = locals()
     params = _params(given)
+    if system:
+        _check_text("system message", system)
     engine = _load(given)
     messages = [{"role": "system", "content": system}] if system else []
     engine.tokenizer.render_chat([*messages, {"role": "user", "content": "?"}])  # no template: tell it before the talk
@@ -195,4 +198,5 @@ def _lines(prompt: str) -> Iterator[str]:
             raise RequestError(f"standard input is not valid {error.encoding}: {one_line(error)}") from error
         if not line:
             return
+        _check_text("line", line)
         yield line

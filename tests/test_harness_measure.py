@@ -64,7 +64,7 @@ class ScriptedSubject:
 
 def measure_of(arms, quantities=("ttft_s",), num_samples=1, num_warmups=0, say=lambda text: None, **subject):
     clock = ScriptedClock()
-    plan = Plan(quantities=quantities, arms=arms, num_samples=num_samples, num_warmups=num_warmups)
+    plan = Plan(name="growth", quantities=quantities, arms=arms, num_samples=num_samples, num_warmups=num_warmups)
     measure = Measure(plan, ScriptedSubject(clock, **subject), clock, say)
     return measure, measure._subject, clock
 
@@ -267,7 +267,10 @@ def test_a_second_shape_in_one_test_would_overwrite_the_first():
 )
 def test_a_plan_that_cannot_work_is_refused(changed, message):
     with pytest.raises(InstrumentError, match=message):
-        Plan(**{"quantities": ("ttft_s",), "arms": named("a"), "num_samples": 1, "num_warmups": 0} | changed)
+        Plan(
+            **{"name": "growth", "quantities": ("ttft_s",), "arms": named("a"), "num_samples": 1, "num_warmups": 0}
+            | changed
+        )
 
 
 # What it is measured on.
@@ -282,9 +285,10 @@ def test_a_workload_without_work_is_refused(changed):
 def test_a_prompt_is_fixed_by_its_seed_words():
     """To the last token: next year's run has to read the same prompt."""
     workload = Workload(prompt_tokens=5, new_tokens=1)
-    assert workload.prompt(1000, "sample", 0) == (311, 165, 5, 810, 105)
-    assert workload.prompt(1000, "sample", 1) == (350, 86, 220, 306, 821)
-    assert workload.prompt(1000, "warm-up", 0) == (424, 815, 59, 441, 610)
+    assert workload.prompt(1000, "sample", 0) == (818, 829, 994, 878, 223)
+    assert workload.prompt(1000, "sample", 1) == (323, 675, 361, 115, 325)
+    assert workload.prompt(1000, "warm-up", 0) == (18, 353, 632, 477, 371)
+    assert workload.prompt(1000) != Workload(prompt_tokens=5, new_tokens=2).prompt(1000)
     assert all(0 <= token < 3 for token in Workload(prompt_tokens=99, new_tokens=1).prompt(3))
 
 

@@ -84,8 +84,8 @@ def test_what_is_not_known_is_said():
     )
     assert "1.5 (n too small)" in row(text, "few")
     assert "undefined" in row(text, "none")
-    assert "5 [? .. 7]" in row(text, "no-lower-bound")
-    assert "5 [4 .. ?]" in row(text, "no-upper-bound")
+    assert "5 (too few runs)" in row(text, "no-lower-bound")
+    assert "5 (too few runs)" in row(text, "no-upper-bound")
 
 
 def row(text, case):

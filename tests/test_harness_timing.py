@@ -173,7 +173,15 @@ def test_a_call_is_timed_between_exactly_two_looks():
 
 @pytest.mark.parametrize(
     ("slow_s", "fast_s", "expected"),
-    [(87.3, 15.2, 87.3 / 15.2), (1, 0, None), (0, 1, None), (None, 1, None), (1, None, None), (-1, 1, None)],
+    [
+        (87.3, 15.2, 87.3 / 15.2),
+        (1, 0, None),
+        (0, 1, None),
+        (None, 1, None),
+        (1, None, None),
+        (-1, 1, None),
+        (1, -1, None),
+    ],
 )
 def test_speedup_is_a_ratio_or_undefined(slow_s, fast_s, expected):
     assert speedup(slow_s, fast_s) == expected

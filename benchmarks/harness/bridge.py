@@ -49,13 +49,19 @@ Pass = dict[str, Any]
 class _Benchmark:
     """One collected test function and its parameter sets."""
 
-    name: str
+    node: str
     function: Callable[..., Any]
     path: Path
     cases: tuple[str, ...]
     arms: tuple[str, ...]
     metrics: tuple[Metric, ...]
     fixture_source: str
+
+    @property
+    def name(self) -> str:
+        """The node id as asv likes names: `bench_kv_cache.test_prompt_length`."""
+        path, *inside = self.node.split("::")
+        return ".".join([*Path(path).with_suffix("").parts[1:], *inside])
 
 
 def derive_series(folder: Path) -> dict[str, Callable[..., Any]]:
@@ -64,8 +70,7 @@ def derive_series(folder: Path) -> dict[str, Callable[..., Any]]:
     for benchmark in _collect(folder):
         setup_cache = _pass_of(benchmark, folder)
         for each in benchmark.metrics:
-            function = _series(benchmark, each, setup_cache)
-            series[f"{benchmark.function.__name__}__{each.asv_name}"] = function
+            series[f"{benchmark.name}.track_{each.asv_name}"] = _series(benchmark, each, setup_cache)
     return series
 
 
@@ -86,7 +91,7 @@ def _benchmark(items: Sequence[pytest.Function]) -> _Benchmark:
     if arms is None or quantities is None:
         raise InstrumentError(f"{first.nodeid} uses `measure` without both @pytest.mark.arms and .quantities")
     return _Benchmark(
-        name=f"{first.path.stem}.{first.function.__name__}",
+        node=benchmark_id(first),
         function=first.function,
         path=first.path,
         cases=tuple(case_id(item) for item in items),
@@ -164,7 +169,7 @@ def run_pass(benchmark: _Benchmark, folder: Path) -> Pass:
 
     prove_installed(Path(nanoserve.__file__).parent, Path(os.environ.get("ASV_ENV_DIR", sys.prefix)))
     taken = _Taken()
-    test = f"{benchmark.path}::{benchmark.function.__name__}"
+    test = str(folder.parent / benchmark.node)
     output = _run_pytest(folder, ["--benchmark-only", f"--samples={_SAMPLES_PER_PASS}", test], taken)
     measured = {"id": uuid.uuid4().hex, "values": taken.values, "failed": taken.failed, "skipped": taken.skipped}
     if not taken.values and not taken.skipped:

@@ -109,7 +109,7 @@ def device(pytestconfig: pytest.Config) -> str:
     try:
         return str(resolve_device(pytestconfig.getoption("--device")))
     except ConfigError as error:
-        raise pytest.UsageError(str(error)) from None
+        pytest.exit(str(error), returncode=pytest.ExitCode.USAGE_ERROR)
 
 
 @pytest.fixture(scope="session")
@@ -157,7 +157,7 @@ def plan_of(item: pytest.Item, num_samples: int, *, timed: bool) -> Plan:
     if arms is None or quantities is None:
         raise pytest.UsageError(f"{item.nodeid} uses `measure` without both @pytest.mark.arms and .quantities")
     sampling = {"num_samples": num_samples, "num_warmups": 1} if timed else {}
-    return Plan(quantities=quantities.args, arms=arms.kwargs, **sampling)
+    return Plan(name=benchmark_id(item), quantities=quantities.args, arms=arms.kwargs, **sampling)
 
 
 def _progress(request: pytest.FixtureRequest, *, timed: bool) -> Callable[[str], None]:
@@ -219,8 +219,8 @@ def _package() -> Path:
 
 
 def benchmark_id(item: pytest.Item) -> str:
-    """A benchmark's name without parameters: `bench_kv_cache.py::test_prompt_length`."""
-    return f"{item.path.name}::{getattr(item, 'originalname', item.name)}"
+    """A benchmark's node id without parameters: `benchmarks/bench_kv_cache.py::test_prompt_length`."""
+    return item.nodeid.removesuffix(f"[{case_id(item)}]")
 
 
 def case_id(item: pytest.Item) -> str:

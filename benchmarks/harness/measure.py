@@ -37,8 +37,12 @@ class Subject(Protocol):
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Plan:
-    """What a test declares and how often it is sampled. `arms` maps a name to the options of `Subject.stream`."""
+    """What a test declares and how often it is sampled. `arms` maps a name to the options of `Subject.stream`.
 
+    `name` tells a test from every other: no two tests run the same prompts, so none warms a cache for another.
+    """
+
+    name: str
     quantities: tuple[str, ...]
     arms: Mapping[str, Mapping[str, Any]]
     num_samples: int = 1
@@ -82,8 +86,10 @@ class Measure:
         self._summarise()
 
     def speedup(self, *, slow: str, fast: str) -> None:
-        """Compare two arms of the stream just measured, pair by pair."""
+        """Compare two arms of the stream just measured, pair by pair. A test compares once."""
         self._check_declared("speedup")
+        if any(m.metric.name == "speedup" for m in self.measurements):
+            raise InstrumentError("this test has compared already; make the other pair a test of its own")
         pairs = zip(self._runs_of(slow), self._runs_of(fast), strict=True)
         ratios = [speedup(a.e2e_s, b.e2e_s) for a, b in pairs]
         defined = [ratio for ratio in ratios if ratio is not None]
@@ -104,7 +110,7 @@ class Measure:
     def _take_sample(self, workload: Workload, phase: str, number: int) -> dict[str, RunTiming]:
         """One run of every arm on one prompt, checked off the clock."""
         self._say(f"{phase} {number + 1}")
-        prompt = workload.prompt(self._subject.vocab_size, phase, number)
+        prompt = workload.prompt(self._subject.vocab_size, self._plan.name, phase, number)
         runs = {arm: self._run(arm, prompt, workload) for arm in self._order(phase, number)}
         outputs = {arm: runs[arm].token_ids for arm in self._plan.arms}
         tolerance = self._subject.relative_tolerance

@@ -8,6 +8,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 from rich.console import Console
 from rich.table import Table
 
@@ -30,11 +31,13 @@ def print_summary(results: Sequence[BenchmarkResult], curve_folder: Path, termin
 
 def render(results: Sequence[BenchmarkResult], *, colour: bool = False) -> str:
     """All tables and the provenance as text, quantities in the order of their declaration."""
-    console = Console(file=io.StringIO(), width=_WIDTH, force_terminal=colour, highlight=False)
+    console = Console(
+        file=io.StringIO(), width=_WIDTH, force_terminal=colour, highlight=False, markup=False, emoji=False
+    )
     for metric in METRICS.values():
         rows = [(result, found) for result in results if (found := _of_metric(result, metric))]
         if rows:
-            console.print(f"[bold]{_heading(metric, rows)}[/bold]", soft_wrap=True)
+            console.print(_heading(metric, rows), style="bold", soft_wrap=True)
             console.print(_table(metric, rows))
     for line in [*_notes(results), *_provenance(results)]:
         console.print(line, soft_wrap=True)
@@ -84,18 +87,22 @@ def _cell(measurement: Measurement, factor: float) -> str:
     text = _number(measurement.value * factor)
     if measurement.is_too_small:
         return f"{text} (n too small)"
-    ends = (_number(end * factor) if end is not None else "?" for end in (measurement.low, measurement.high))
-    return f"{text} \\[{' .. '.join(ends)}]"
+    if measurement.low is None or measurement.high is None:
+        return f"{text} (too few runs)"
+    ends = (_number(end * factor) for end in (measurement.low, measurement.high))
+    return f"{text} [{' .. '.join(ends)}]"
 
 
 def _number(value: float) -> str:
     """Three significant digits, without an exponent."""
-    return f"{value:.0f}" if value >= 100 else f"{value:.3g}"
+    return (
+        f"{value:.0f}" if value >= 100 else np.format_float_positional(value, precision=3, fractional=False, trim="-")
+    )
 
 
 def _name(result: BenchmarkResult) -> str:
     short = result.benchmark.partition("::")[2].removeprefix("test_")
-    return f"{short}\\[{result.case}]" if result.case else short
+    return f"{short}[{result.case}]" if result.case else short
 
 
 def _notes(results: Sequence[BenchmarkResult]) -> Iterator[str]:
@@ -106,7 +113,7 @@ def _notes(results: Sequence[BenchmarkResult]) -> Iterator[str]:
 
 def _provenance(results: Sequence[BenchmarkResult]) -> Iterator[str]:
     told = results[0].provenance
-    yield "value \\[95 % interval from order statistics]; n counts observations; nothing was dropped"
+    yield "value [95 % interval of the median run, from order statistics]; n counts observations; nothing was dropped"
     yield f"model {told['model']} ({told['weights']}), {told['dtype']}, {told['attention']}"
     where = told["device_name"] or told["cpu"]
     yield f"on {told['device']}: {where}, {told['num_threads']} threads, load {told['load_average'][0]:.2f}"

@@ -19,7 +19,8 @@ class Measurement:
     """One metric of one arm of one benchmark case.
 
     `value` sums up `num_observations` observations; `samples` holds one number per run, all of them. `low` and
-    `high` bound the value at 95 %, None where the observations are too few to do so. A `value` of None is undefined.
+    `high` are the 95 % interval of the median run, None where the runs are too few for one: what a run observes shares
+    its luck, so a thousand gaps of six runs are worth six. A `value` of None is undefined.
     """
 
     metric: Metric
@@ -98,7 +99,7 @@ def summarise_values(metric: Metric, arm: str, values: Sequence[float]) -> Measu
 
 
 def _measurement(metric: Metric, arm: str, pooled: Sequence[float], samples: Sequence[float]) -> Measurement:
-    interval = quantile_interval(pooled, metric.q)
+    interval = quantile_interval(samples, 0.5)
     return Measurement(
         metric=metric,
         arm=arm,

@@ -24,5 +24,5 @@ class Workload:
 
     def prompt(self, vocab_size: int, *seed_words: object) -> tuple[int, ...]:
         """Token ids drawn evenly from the vocabulary, fixed by the workload and the seed words."""
-        generator = random.Random(f"{self.prompt_tokens} {seed_words}")
+        generator = random.Random(f"{self.prompt_tokens} {self.new_tokens} {seed_words}")
         return tuple(generator.randrange(vocab_size) for _ in range(self.prompt_tokens))
