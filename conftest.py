@@ -4,10 +4,15 @@ A bare `pytest` runs every benchmark once, untimed, as a test. Asking for a meas
 `--benchmark-only`, `--benchmark-enable`, or any option that stores or compares one.
 """
 
+import os
 import random
 import sys
 
 import pytest
+
+if "PYTEST_XDIST_WORKER" in os.environ:
+    # Before anything imports torch: threads of several workers wait for each other, and tests run 20 times slower.
+    os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 pytest_plugins = ("benchmarks.harness.fixtures",)
 

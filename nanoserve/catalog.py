@@ -88,8 +88,8 @@ def resolve(name: str, say: Say = announce) -> ModelSource:
         return ModelSource(name, "random", config=SHAPES[name])
     if name in TRAINED:
         return ModelSource(name, "folder", path=fetch_smollm2(say))
-    path = Path(name).expanduser()
-    if name and path.exists():
+    path = _existing_path(name)
+    if path is not None:
         return _resolve_path(name, path)
     if re.fullmatch(r"\w[\w.-]*/\w[\w.-]*", name) and not name.endswith(".gguf"):
         return ModelSource(name, "folder", path=_download_from_hub(name, say))
@@ -97,12 +97,20 @@ def resolve(name: str, say: Say = announce) -> ModelSource:
     raise ModelError(f"{unknown('model', name, [*TRAINED, *SHAPES])} {also}")
 
 
+def _existing_path(name: str) -> Path | None:
+    try:
+        path = Path(name).expanduser()
+        return path if name and path.exists() else None
+    except (OSError, RuntimeError, ValueError):  # too long, nobody's home, a NUL: no name of a file
+        return None
+
+
 def _resolve_path(name: str, path: Path) -> ModelSource:
     if (path / "config.json").is_file():
         return ModelSource(name, "folder", path=path)
     if path.is_file() and path.suffix == ".gguf":
         return ModelSource(name, "gguf", path=path)
-    what = "a folder without a config.json" if path.is_dir() else "a file whose name does not end in .gguf"
+    what = "a folder without a config.json" if path.is_dir() else "no file whose name ends in .gguf"
     raise ModelError(f"model {name!r} is {what}; choose a folder with a config.json or a .gguf file")
 
 
@@ -119,7 +127,7 @@ def _download_from_hub(name: str, say: Say) -> Path:
 def cache_dir() -> Path:
     """$HF_HOME/nanoserve, else $XDG_CACHE_HOME/nanoserve, else ~/.cache/nanoserve. It need not exist."""
     parent = os.environ.get("HF_HOME") or os.environ.get("XDG_CACHE_HOME") or "~/.cache"
-    return Path(parent).expanduser() / "nanoserve"
+    return Path(os.path.expanduser(parent)) / "nanoserve"
 
 
 def fetch_smollm2(say: Say = announce) -> Path:

@@ -7,7 +7,7 @@ Knows options, terminals and exit codes: 0 done, 1 for a reader that went away, 
 import dataclasses
 import io
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -17,7 +17,7 @@ from nanoserve.errors import NanoserveError, RequestError, one_line
 
 if TYPE_CHECKING:
     from nanoserve.engine import Engine
-    from nanoserve.request import TokenEvent
+    from nanoserve.request import Request, TokenEvent
 
 _HELP = """Generate text with a small LLM, on this machine.
 
@@ -86,7 +86,7 @@ def generate(
     for text in stop or ():
         _check_text("stop text", text)
     params = _params(given, stop=tuple(stop or ()))
-    engine = _load(given)
+    engine = _load(given, lambda config, tokenizer: _request(tokenizer.encode(prompt), params).check_fits(config))
     _print_text(engine.stream(prompt, params))
 
 
@@ -117,9 +117,9 @@ def chat(
     params = _params(given)
     if system:
         _check_text("system message", system)
-    engine = _load(given)
     messages = [{"role": "system", "content": system}] if system else []
-    engine.tokenizer.render_chat([*messages, {"role": "user", "content": "?"}])  # no template: tell it before the talk
+    # A tokenizer without a chat template is told before the weights are loaded.
+    engine = _load(given, lambda _, tokenizer: tokenizer.render_chat([*messages, {"role": "user", "content": "?"}]))
     for line in _lines("> "):
         messages.append({"role": "user", "content": line})
         reply = _print_text(engine.stream(engine.tokenizer.render_chat(messages), params))
@@ -170,11 +170,17 @@ def _params(given: dict[str, Any], **more: Any) -> SamplingParams:
     return SamplingParams(**{name: value for name, value in given.items() if name in names} | more)
 
 
-def _load(given: dict[str, Any]) -> "Engine":
+def _request(prompt_ids: list[int], params: SamplingParams) -> "Request":
+    from nanoserve.request import Request
+
+    return Request("prompt", prompt_ids, params)
+
+
+def _load(given: dict[str, Any], before_weights: Callable[..., object]) -> "Engine":
     config = EngineConfig(**{name: given[name] for name in ("model", "device", "dtype", "cache")})
     from nanoserve.engine import Engine
 
-    return Engine.load(config.model, device=config.device, dtype=config.dtype, cache=config.cache)
+    return Engine.load(config.model, before_weights, device=config.device, dtype=config.dtype, cache=config.cache)
 
 
 def _print_text(events: "Iterator[TokenEvent]") -> str:

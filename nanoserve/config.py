@@ -124,7 +124,8 @@ class SamplingParams(_Options):
             ("top_k", self.top_k >= 0, "0 (off) or more"),
             ("top_p", 0 < self.top_p <= 1, "above 0 and at most 1"),
             ("min_p", 0 <= self.min_p <= 1, "between 0 and 1"),
-            ("repetition_penalty", 0 < self.repetition_penalty < math.inf, "a positive number"),
+            ("repetition_penalty", 0.01 <= self.repetition_penalty <= 100, "between 0.01 and 100"),
+            ("seed", self.seed is None or 0 <= self.seed < 2**63, "None or between 0 and 2**63 - 1"),
             ("stop", all(self.stop), "a tuple of non-empty strings"),
         )
         for name, holds, wanted in allowed:

@@ -14,14 +14,13 @@ import torch
 
 from nanoserve.cache.contiguous import ContiguousCache
 from nanoserve.cache.kv import KVCache, NoCache
-from nanoserve.config import EngineConfig, ModelConfig, SamplingParams
-from nanoserve.errors import RequestError
+from nanoserve.config import EngineConfig, SamplingParams
 from nanoserve.request import Completion, FinishReason, Request, TokenEvent
 from nanoserve.sampling import Sampler
 from nanoserve.scheduler import Scheduler
 from nanoserve.stopping import StopStrings
 from nanoserve.tokenizer import TextStream, Tokenizer
-from nanoserve.weights import LoadedModel, load_model
+from nanoserve.weights import Check, LoadedModel, load_model
 
 Prompt = str | Sequence[int]
 
@@ -61,10 +60,13 @@ class Engine:
         self._numbers = itertools.count()
 
     @classmethod
-    def load(cls, model: str = "smollm2-135m", **options: Any) -> "Engine":
-        """Load a model by name, folder, GGUF file or hub id; `options` are the fields of `EngineConfig`."""
+    def load(cls, model: str = "smollm2-135m", before_weights: Check = lambda *_: None, **options: Any) -> "Engine":
+        """Load a model by name, folder, GGUF file or hub id; `options` are the fields of `EngineConfig`.
+
+        `before_weights` gets the model's configuration and tokenizer before the long part, and may raise.
+        """
         config = EngineConfig.from_options({"model": model, **options})
-        return cls(load_model(config), cache=config.cache)
+        return cls(load_model(config, before_weights), cache=config.cache)
 
     @property
     def has_work(self) -> bool:
@@ -104,7 +106,7 @@ class Engine:
     def _check(self, prompt: Prompt, params: SamplingParams | None, request_id: str | None) -> Request:
         prompt_ids = self.tokenizer.encode(prompt) if isinstance(prompt, str) else prompt
         request = Request(request_id or f"request-{next(self._numbers)}", prompt_ids, params or SamplingParams())
-        _check_fits(request, self.loaded.config)
+        request.check_fits(self.loaded.config)
         return request
 
     def _follow(self, request: Request) -> Iterator[TokenEvent]:
@@ -185,19 +187,6 @@ def _as_list(prompts: Prompt | Sequence[Prompt]) -> Sequence[Prompt]:
     """A text or a flat sequence of ids is one prompt; anything else is a list of them."""
     is_one = isinstance(prompts, str) or any(isinstance(item, int) for item in prompts)
     return [prompts] if is_one else prompts  # type: ignore[list-item, return-value]
-
-
-def _check_fits(request: Request, config: ModelConfig) -> None:
-    """Raise RequestError for ids outside the vocabulary and for a request that cannot fit the model's context."""
-    bad = [token_id for token_id in request.token_ids if not 0 <= token_id < config.vocab_size]
-    if bad:
-        raise RequestError(f"token id {bad[0]} is outside the vocabulary: choose from 0 to {config.vocab_size - 1}")
-    num_prompt, num_new = request.num_prompt_tokens, request.params.max_new_tokens
-    if num_prompt + num_new > config.max_context_tokens:
-        raise RequestError(
-            f"a prompt of {num_prompt} tokens and max_new_tokens {num_new} exceed the model's context of "
-            f"{config.max_context_tokens} tokens; shorten either by {num_prompt + num_new - config.max_context_tokens}"
-        )
 
 
 def _complete(events: Sequence[TokenEvent], num_prompt_tokens: int) -> Completion:

@@ -8,7 +8,7 @@ import dataclasses
 import enum
 from collections.abc import Sequence
 
-from nanoserve.config import SamplingParams
+from nanoserve.config import ModelConfig, SamplingParams
 from nanoserve.errors import RequestError
 
 
@@ -68,6 +68,19 @@ class Request:
     @property
     def num_output_tokens(self) -> int:
         return len(self.token_ids) - self.num_prompt_tokens
+
+    def check_fits(self, config: ModelConfig) -> None:
+        """Raise RequestError for ids outside the vocabulary and for more tokens than the model's context holds."""
+        bad = [token_id for token_id in self.token_ids if not 0 <= token_id < config.vocab_size]
+        if bad:
+            raise RequestError(f"token id {bad[0]} is outside the vocabulary: choose from 0 to {config.vocab_size - 1}")
+        num_prompt, num_new = self.num_prompt_tokens, self.params.max_new_tokens
+        excess = num_prompt + num_new - config.max_context_tokens
+        if excess > 0:
+            raise RequestError(
+                f"a prompt of {num_prompt} tokens and max_new_tokens {num_new} exceed the model's context of "
+                f"{config.max_context_tokens} tokens; shorten either by {excess}"
+            )
 
     def append(self, token_id: int, eos_token_ids: Sequence[int]) -> None:
         """Add one output token. EOS wins over a budget used up by the same token: `stop`, not `length`."""

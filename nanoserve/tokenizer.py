@@ -192,13 +192,22 @@ def _byte_fallback_ids(backend: tokenizers.Tokenizer) -> frozenset[int]:
 
 
 def _read_settings(folder: Path) -> dict[str, Any]:
-    path = folder / "tokenizer_config.json"
+    """tokenizer_config.json, with the template of chat_template.jinja if there is one. Raises WeightsError."""
+    path, template = folder / "tokenizer_config.json", folder / "chat_template.jinja"
     try:
-        settings: dict[str, Any] = json.loads(path.read_text("utf-8")) if path.is_file() else {}
+        settings = json.loads(_read_text(path)) if path.is_file() else {}
     except ValueError as error:
         raise WeightsError(f"{path} is no JSON: {one_line(error)}") from error
-    template = folder / "chat_template.jinja"
-    return {**settings, "chat_template": template.read_text("utf-8")} if template.is_file() else settings
+    if not isinstance(settings, dict):
+        raise WeightsError(f"{path} holds a JSON {type(settings).__name__}, not an object")
+    return {**settings, "chat_template": _read_text(template)} if template.is_file() else settings
+
+
+def _read_text(path: Path) -> str:
+    try:
+        return path.read_text("utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise WeightsError(f"{path} cannot be read: {one_line(error)}") from error
 
 
 def _render(template: str, **values: Any) -> str:

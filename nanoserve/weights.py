@@ -9,7 +9,7 @@ import dataclasses
 import functools
 import hashlib
 import json
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -24,6 +24,7 @@ from nanoserve.hf_config import parse_eos, parse_hf_config
 from nanoserve.models.llama import Llama
 from nanoserve.tokenizer import ByteTokenizer, HFTokenizer, Tokenizer
 
+Check = Callable[[ModelConfig, Tokenizer], object]
 NamedTensors = Iterator[tuple[str, str, torch.Tensor]]  # file (for messages), name, values
 
 _RANDOM_STD = 0.02  # the initializer_range of the Llama family
@@ -50,14 +51,16 @@ class _Checkpoint:
     tensors: NamedTensors
 
 
-def load_model(config: EngineConfig) -> LoadedModel:
+def load_model(config: EngineConfig, before_weights: Check = lambda *_: None) -> LoadedModel:
     """Load what `config` names, fetching it first if need be.
 
+    `before_weights` sees shape and tokenizer before the long part, and may raise to prevent it.
     Raises ConfigError for a device, dtype or shape that cannot work, ModelError, FetchError or WeightsError otherwise.
     """
     device = resolve_device(config.device)
     dtype = resolve_dtype(config.dtype, device)
     checkpoint = _open(catalog.resolve(config.model), dtype, config.seed)
+    before_weights(checkpoint.config, checkpoint.tokenizer)
     with torch.device("meta"):
         model = Llama(checkpoint.config)
     _fill(model, checkpoint.tensors, device, dtype, config.model)

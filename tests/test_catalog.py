@@ -282,7 +282,7 @@ def test_paths_resolve_by_what_lies_there(tmp_path):
     (tmp_path / "empty").mkdir()
     assert catalog.resolve(str(tmp_path)).kind == "folder"
     assert catalog.resolve(str(tmp_path / "m.gguf")).kind == "gguf"
-    with pytest.raises(ModelError, match=r"m\.bin' is a file whose name does not end in \.gguf"):
+    with pytest.raises(ModelError, match=r"m\.bin' is no file whose name ends in \.gguf"):
         catalog.resolve(str(tmp_path / "m.bin"))
     with pytest.raises(ModelError, match=r"empty' is a folder without a config\.json"):
         catalog.resolve(str(tmp_path / "empty"))

@@ -60,7 +60,7 @@ def engine(monkeypatch, capsys):
         asked.chats.append(list(messages))
         return [len(messages)]
 
-    def load(model, **options):
+    def load(model, before_weights, **options):
         asked.config = EngineConfig(model=model, **options)
         return SimpleNamespace(stream=stream, tokenizer=SimpleNamespace(render_chat=render_chat))
 
@@ -104,7 +104,7 @@ def trained():
 def folder(tmp_path, tiny_config):
     """A checkpoint that lacks its weights only."""
     (tmp_path / "config.json").write_text(json.dumps(to_hf_config(tiny_config)))
-    Tokenizer(models.BPE()).save(str(tmp_path / "tokenizer.json"))
+    Tokenizer(models.WordLevel({"a": 0}, unk_token="a")).save(str(tmp_path / "tokenizer.json"))
     return tmp_path
 
 
@@ -245,7 +245,7 @@ def test_text_is_printed_piece_by_piece_as_it_comes(main, engine):
 def test_chat_sends_the_whole_conversation(main, engine, type_in):
     type_in(b"one\n  two  \n\nnever read\n")
     assert main("chat", "--system", "be kind")[0] == 0
-    said = [[message["content"] for message in messages] for messages in engine.chats[1:]]
+    said = [[message["content"] for message in messages] for messages in engine.chats]
     assert said == [["be kind", "one"], ["be kind", "one", "abc", "two"]]
     assert [message["role"] for message in engine.chats[-1]] == ["system", "user", "assistant", "user"]
     assert [prompt for prompt, _ in engine.streamed] == [[2], [4]]
@@ -311,7 +311,9 @@ def refused(main, monkeypatch):
         ("hi --top-p 0", ["top_p", "above 0 and at most 1", "0.0"]),
         ("hi --top-p 1.5", ["top_p", "1.5"]),
         ("hi --min-p 2", ["min_p", "between 0 and 1", "2.0"]),
-        ("hi --repetition-penalty 0", ["repetition_penalty", "a positive number", "0.0"]),
+        ("hi --repetition-penalty 0", ["repetition_penalty", "between 0.01 and 100", "0.0"]),
+        ("hi --repetition-penalty 1e-300", ["repetition_penalty", "between 0.01 and 100"]),
+        ("hi --seed 18446744073709551616", ["seed", "18446744073709551616"]),
         ("hi --stop ''", ["stop text is empty"]),
         ("''", ["prompt is empty"]),
         ("'a\udcffb'", ["prompt is not valid UTF-8", "0xff"]),

@@ -45,7 +45,10 @@ class Decoder(nn.Module):
     def __init__(self, config: ModelConfig) -> None:
         super().__init__()
         self.config = config
-        self.embed_tokens = nn.Embedding(config.vocab_size, config.hidden_size)
+        # Not nn.Embedding(...): its initial values would be thrown away, and drawing them imports a compiler.
+        self.embed_tokens = nn.Embedding.from_pretrained(  # type: ignore[no-untyped-call]
+            torch.empty(config.vocab_size, config.hidden_size)
+        )
         self.layers = nn.ModuleList(DecoderLayer(config, layer) for layer in range(config.num_layers))
         self.norm = nn.RMSNorm(config.hidden_size, eps=config.norm_eps)
 
