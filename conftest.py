@@ -20,6 +20,7 @@ _ASKS_FOR_TIMING = ("only", "enable", "json", "save", "autosave", "compare", "co
 _MARKERS = (
     "gpu: needs a CUDA device; skipped without one",
     "slow: takes minutes; runs with --slow or `-m slow`",
+    "desk: a case too slow to be measured sixteen times; asv leaves it out",
     "arms(name={option: value}, ...): the arms that take turns inside one benchmark",
     "quantities(name, ...): the metrics that a benchmark promises to measure",
 )

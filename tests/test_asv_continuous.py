@@ -1,7 +1,7 @@
 """The whole way, on real commits: `asv continuous` sees a slowdown of a decode step, and nothing in a comment.
 
 Builds a repository of three commits from this working tree, lets asv build its environment, and runs asv as a person
-would. Takes minutes, so it runs with `pytest -m slow`.
+would, on a small shape. Takes minutes, so it runs with `pytest -m slow`.
 """
 
 import json
@@ -22,17 +22,24 @@ SLOWER = f"""{LAYERS}\
 """
 """In decode steps only, 3 of the 20 layers run twice: 15 % more real work, the same tokens."""
 
-ARGUMENTS = "--model small --device cpu --samples 6 -k 'prompt_length and (16 or 64)'"
+ARGUMENTS = "--model small --device cpu --samples 40 -k 'prompt_length and 16'"
+MAX_TRIES = 3
 
 pytestmark = pytest.mark.slow
 
 
-def run(command, folder, environment, check=True):
+def run(command, folder, environment):
     done = subprocess.run(command, cwd=folder, env=environment, text=True, capture_output=True, check=False)
     sys.stdout.write(f"$ {' '.join(command)}\n{done.stdout}{done.stderr}")
-    if check:
-        assert done.returncode == 0
     return done
+
+
+def git(folder, environment, *arguments):
+    assert run(["git", *arguments], folder, environment).returncode == 0
+
+
+def asv(folder, environment, *arguments):
+    return run([sys.executable, "-m", "asv", *arguments], folder, environment)
 
 
 @pytest.fixture(scope="module")
@@ -45,9 +52,7 @@ def environment(tmp_path_factory):
     }
     identity = {f"GIT_{who}_{what}": "test" for who in ("AUTHOR", "COMMITTER") for what in ("NAME", "EMAIL")}
     path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
-    # One thread: on two shared cores, two threads wait for each other whenever anything else runs.
-    settings = {"HOME": str(home), "PATH": path, "NANOSERVE_BENCH_ARGS": ARGUMENTS, "OMP_NUM_THREADS": "1"}
-    return os.environ | kept | identity | settings
+    return os.environ | kept | identity | {"HOME": str(home), "PATH": path, "NANOSERVE_BENCH_ARGS": ARGUMENTS}
 
 
 @pytest.fixture(scope="module")
@@ -59,27 +64,28 @@ def repository(tmp_path_factory, environment):
         if (ROOT / name).exists():
             (folder / name).parent.mkdir(parents=True, exist_ok=True)
             shutil.copy(ROOT / name, folder / name)
-    run(["git", "init", "-q", "-b", "main"], folder, environment)
+    git(folder, environment, "init", "-q", "-b", "main")
     commit(folder, environment, "base")
     model = folder / "nanoserve" / "models" / "llama.py"
     source = model.read_text()
     assert LAYERS in source
     for branch, changed in (("slower", source.replace(LAYERS, SLOWER)), ("comment", f"{source}# a comment\n")):
-        run(["git", "checkout", "-q", "-b", branch, "main"], folder, environment)
+        git(folder, environment, "checkout", "-q", "-b", branch, "main")
         model.write_text(changed)
         commit(folder, environment, branch)
-    run([sys.executable, "-m", "asv", "machine", "--yes"], folder, environment)
+    assert asv(folder, environment, "machine", "--yes").returncode == 0
     return folder
 
 
 def commit(folder, environment, message):
-    run(["git", "add", "-A"], folder, environment)
-    run(["git", "commit", "-q", "-m", message], folder, environment)
+    git(folder, environment, "add", "-A")
+    git(folder, environment, "commit", "-q", "-m", message)
 
 
-def continuous(folder, environment, branch):
-    run(["git", "checkout", "-q", branch], folder, environment)
-    return run([sys.executable, "-m", "asv", "continuous", "main", "HEAD"], folder, environment, check=False)
+def continuous(folder, environment, branch, *options):
+    git(folder, environment, "checkout", "-q", branch)
+    command = ["continuous", "main", "HEAD", "--factor", "1.05", "--record-samples", *options]
+    return asv(folder, environment, *command)
 
 
 def flagged(output):
@@ -87,11 +93,15 @@ def flagged(output):
     return re.findall(r"^\| \+ .*track_(\w+)\(", output, flags=re.MULTILINE)
 
 
-def test_a_slower_decode_step_is_flagged_in_itl_and_not_in_ttft(repository, environment):
-    done = continuous(repository, environment, "slower")
-    assert done.returncode == 1
-    assert "itl_p50_s" in flagged(done.stdout)
-    assert "ttft_s" not in flagged(done.stdout)
+def recorded_samples(folder, environment, revision):
+    """The samples that asv has stored for a commit, by metric."""
+    named = subprocess.run(["git", "rev-parse", revision], cwd=folder, text=True, capture_output=True, check=True)
+    (path,) = (folder / ".asv" / "results").glob(f"*/{named.stdout[:8]}-virtualenv*.json")
+    stored = json.loads(path.read_text())
+    found = {}
+    for name, row in stored["results"].items():
+        (found[name.rpartition("track_")[2]],) = dict(zip(stored["result_columns"], row, strict=False))["samples"]
+    return found
 
 
 def test_a_comment_is_not_flagged(repository, environment):
@@ -99,23 +109,43 @@ def test_a_comment_is_not_flagged(repository, environment):
     assert done.returncode == 0
     assert flagged(done.stdout) == []
     assert "BENCHMARKS NOT SIGNIFICANTLY CHANGED" in done.stdout
+    for revision in ("main", "comment"):
+        series = recorded_samples(repository, environment, revision)
+        assert len(series) == 3
+        for samples in series.values():
+            assert len(samples) == len(set(samples)) == 8, "each round is a process of its own"
 
 
-def test_every_round_was_a_process_of_its_own(repository, environment):
-    """8 samples a side, no two alike: none of them was read twice from one pass."""
-    results = [json.loads(path.read_text()) for path in (repository / ".asv" / "results").glob("*/*-virtualenv*.json")]
-    assert len(results) == 3
-    for result in results:
-        columns = result["result_columns"]
-        for row in result["results"].values():
-            for samples in dict(zip(columns, row, strict=False)).get("samples") or []:
-                assert len(samples) == len(set(samples)) == 8
+def test_a_slower_decode_step_is_flagged_in_itl_and_not_in_ttft(repository, environment):
+    """On a busy machine eight rounds may not be enough to tell: eight more are added, and once more."""
+    options: list[str] = []
+    for _ in range(MAX_TRIES):
+        done = continuous(repository, environment, "slower", *options)
+        if done.returncode:
+            break
+        options = ["--append-samples"]
+    assert done.returncode == 1
+    assert "itl_p50_s" in flagged(done.stdout)
+    assert "ttft_s" not in flagged(done.stdout)
 
 
-def test_the_checkouts_package_is_refused(repository, environment):
+def test_another_package_than_the_installed_one_is_refused(repository, environment):
     """With the checkout's own nanoserve first on the path, nothing is measured and the reason is told."""
-    shadowed = environment | {"ASV_PYTHONPATH": str(repository)}
-    command = [sys.executable, "-m", "asv", "run", "HEAD^!", "--quick", "--show-stderr", "--set-commit-hash", "HEAD"]
-    done = run([*command[:-2], "--launch-method", "spawn"], repository, shadowed, check=False)
+    (site_packages,) = (repository / ".asv" / "env").glob("*/lib/python*/site-packages")
+    shadow = site_packages / "sitecustomize.py"
+    shadow.write_text(f"import sys\nsys.path.insert(0, {str(repository)!r})\n")
+    try:
+        done = asv(repository, environment, "run", "HEAD^!", "--quick", "--show-stderr")
+    finally:
+        shadow.unlink()
     assert "which is not the package installed in" in done.stdout + done.stderr
     assert done.returncode != 0
+
+
+def test_a_plain_run_measures_every_round_anew(repository, environment):
+    """asv offers all rounds of a plain `run` the result of the first; no number may be handed out twice."""
+    git(repository, environment, "checkout", "-q", "main")
+    options = ["--bench", "itl_p50_s", "--record-samples", "-a", "rounds=3"]
+    quick = environment | {"NANOSERVE_BENCH_ARGS": ARGUMENTS.replace("40", "2")}
+    assert asv(repository, quick, "run", "main^!", *options).returncode == 0
+    assert len(set(recorded_samples(repository, quick, "main")["itl_p50_s"])) == 3

@@ -39,6 +39,7 @@ ROUNDS = 8
 """Separate processes per commit. asv's own test can then tell commits apart; with 6 it never can."""
 
 _SAMPLES_PER_PASS = 3
+_TRACKED = "not desk"
 _TIMEOUT_S = 900
 
 Pass = dict[str, Any]
@@ -76,7 +77,7 @@ def derive_series(folder: Path) -> dict[str, Callable[..., Any]]:
 
 def _collect(folder: Path) -> Iterator[_Benchmark]:
     found = _Collected()
-    output = _run_pytest(folder, ["--collect-only", str(folder)], found)
+    output = _run_pytest(folder, ["--collect-only", "-m", _TRACKED, str(folder)], found)
     if not found.items:
         raise InstrumentError(f"no benchmark was collected below {folder}:\n{output}")
     by_test: dict[str, list[pytest.Function]] = {}
@@ -170,7 +171,7 @@ def run_pass(benchmark: _Benchmark, folder: Path) -> Pass:
     prove_installed(Path(nanoserve.__file__).parent, Path(os.environ.get("ASV_ENV_DIR", sys.prefix)))
     taken = _Taken()
     test = str(folder.parent / benchmark.node)
-    output = _run_pytest(folder, ["--benchmark-only", f"--samples={_SAMPLES_PER_PASS}", test], taken)
+    output = _run_pytest(folder, ["--benchmark-only", "-m", _TRACKED, f"--samples={_SAMPLES_PER_PASS}", test], taken)
     measured = {"id": uuid.uuid4().hex, "values": taken.values, "failed": taken.failed, "skipped": taken.skipped}
     if not taken.values and not taken.skipped:
         raise InstrumentError(f"{benchmark.name} measured nothing:\n{output}")
@@ -258,6 +259,7 @@ class _Taken:
         session.config.stash[RESULTS] = []
         for result in results:
             for m in result.measurements:
-                if m.metric.gate and m.value is not None:
+                value = m.value if m.metric.compares_arms else m.best
+                if m.metric.gate and value is not None:
                     arm = None if m.metric.compares_arms else m.arm
-                    self.values[m.metric.name, arm, result.case] = m.metric.cost(m.value)
+                    self.values[m.metric.name, arm, result.case] = m.metric.cost(value)

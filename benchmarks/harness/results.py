@@ -42,6 +42,12 @@ class Measurement:
         return self.num_observations < min_samples_for(self.metric.q)
 
     @property
+    def best(self) -> float | None:
+        """The best run. Whatever else runs on the machine can only worsen a run, so this moves least between passes."""
+        choose = min if self.metric.better == "lower" else max
+        return choose(self.samples, default=None)
+
+    @property
     def spread(self) -> float | None:
         return relative_spread(self.samples)
 
