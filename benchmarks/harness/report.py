@@ -117,4 +117,5 @@ def _provenance(results: Sequence[BenchmarkResult]) -> Iterator[str]:
     yield f"model {told['model']} ({told['weights']}), {told['dtype']}, {told['attention']}"
     where = told["device_name"] or told["cpu"]
     yield f"on {told['device']}: {where}, {told['num_threads']} threads, load {told['load_average'][0]:.2f}"
-    yield f"nanoserve at {told['commit']}, source {told['source_sha256'][:12]}, from {told['package']}"
+    commit, _, dirty = (told["commit"] or "no commit").partition("+")
+    yield f"nanoserve at {commit[:12]}{dirty and '+dirty'}, source {told['source_sha256'][:12]}, from {told['package']}"
