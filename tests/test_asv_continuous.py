@@ -22,7 +22,7 @@ SLOWER = f"""{LAYERS}\
 """
 """In decode steps only, 3 of the 20 layers run twice: 15 % more real work, the same tokens."""
 
-ARGUMENTS = "--model small --device cpu --samples 40 -k 'prompt_length and 16'"
+ARGUMENTS = "--model small --device cpu --samples 30 -k 'prompt_length and 16'"
 MAX_TRIES = 3
 
 pytestmark = pytest.mark.slow
@@ -146,6 +146,6 @@ def test_a_plain_run_measures_every_round_anew(repository, environment):
     """asv offers all rounds of a plain `run` the result of the first; no number may be handed out twice."""
     git(repository, environment, "checkout", "-q", "main")
     options = ["--bench", "itl_p50_s", "--record-samples", "-a", "rounds=3"]
-    quick = environment | {"NANOSERVE_BENCH_ARGS": ARGUMENTS.replace("40", "2")}
+    quick = environment | {"NANOSERVE_BENCH_ARGS": ARGUMENTS.replace("30", "2")}
     assert asv(repository, quick, "run", "main^!", *options).returncode == 0
     assert len(set(recorded_samples(repository, quick, "main")["itl_p50_s"])) == 3
