@@ -36,7 +36,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def _positive(text: str) -> int:
-    if not text.isdigit() or int(text) < 1:
+    if not text.isdecimal() or int(text) < 1:
         raise pytest.UsageError(f"--samples must be a whole number of at least 1, not {text!r}")
     return int(text)
 
@@ -48,7 +48,9 @@ def pytest_configure(config: pytest.Config) -> None:
         config.addinivalue_line("markers", marker)
     if not any(config.getoption(f"benchmark_{name}", None) for name in _ASKS_FOR_TIMING):
         config.option.benchmark_disable = True
-    elif config.getoption("numprocesses", None):
+    elif config.getoption("benchmark_disable", False):
+        raise pytest.UsageError("--benchmark-disable contradicts the other --benchmark options: leave out one of them")
+    elif config.getoption("numprocesses", None) or config.getoption("tx", None):
         raise pytest.UsageError("benchmarks are not timed beside other workers (xdist is on): leave out -n")
 
 

@@ -6,7 +6,7 @@ made, compared and printed on a machine that has none of them.
 
 import dataclasses
 import math
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any, Self
 
 from nanoserve.errors import ConfigError, RequestError, unknown
@@ -112,10 +112,15 @@ class SamplingParams(_Options):
     ignore_eos: bool = False
 
     def __post_init__(self) -> None:
-        if isinstance(self.stop, str):
-            raise RequestError(f"stop must be a tuple of strings, not the string {self.stop!r}")
+        if isinstance(self.stop, str) or not isinstance(self.stop, Iterable):
+            raise RequestError(f"stop must be a tuple of strings, not {self.stop!r}")
+        object.__setattr__(self, "stop", tuple(self.stop))  # any iterable of strings will do, and is read once
         allowed = (
-            ("max_new_tokens", self.max_new_tokens >= 1, "at least 1"),
+            (
+                "max_new_tokens",
+                isinstance(self.max_new_tokens, int) and self.max_new_tokens >= 1,
+                "an integer of at least 1",
+            ),
             (
                 "temperature",
                 self.temperature == 0 or 1e-4 <= self.temperature < math.inf,
@@ -125,9 +130,17 @@ class SamplingParams(_Options):
             ("top_p", 0 < self.top_p <= 1, "above 0 and at most 1"),
             ("min_p", 0 <= self.min_p <= 1, "between 0 and 1"),
             ("repetition_penalty", 0.01 <= self.repetition_penalty <= 100, "between 0.01 and 100"),
-            ("seed", self.seed is None or 0 <= self.seed < 2**63, "None or between 0 and 2**63 - 1"),
-            ("stop", all(self.stop), "a tuple of non-empty strings"),
+            (
+                "seed",
+                self.seed is None or _is_integer(self.seed, least=0),
+                "None or an integer from 0 to 2**63 - 1",
+            ),
+            ("stop", all(isinstance(text, str) and text for text in self.stop), "a tuple of non-empty strings"),
         )
         for name, holds, wanted in allowed:
             if not holds:
                 raise RequestError(f"{name} must be {wanted}, not {getattr(self, name)!r}")
+
+
+def _is_integer(value: object, least: int) -> bool:
+    return isinstance(value, int) and least <= value < 2**63

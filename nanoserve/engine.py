@@ -5,9 +5,10 @@ policy (scheduler), the kernels (attention), where keys and values live (cache) 
 """
 
 import dataclasses
-import itertools
+import operator
+import uuid
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
 from typing import Any, Protocol
 
 import torch
@@ -15,6 +16,7 @@ import torch
 from nanoserve.cache.contiguous import ContiguousCache
 from nanoserve.cache.kv import KVCache, NoCache
 from nanoserve.config import EngineConfig, SamplingParams
+from nanoserve.errors import RequestError
 from nanoserve.request import Completion, FinishReason, Request, TokenEvent
 from nanoserve.sampling import Sampler
 from nanoserve.scheduler import Scheduler
@@ -57,7 +59,6 @@ class Engine:
         self._scheduler = Scheduler()
         self._runs: dict[str, _Run] = {}
         self._inboxes: dict[str, deque[TokenEvent]] = {}
-        self._numbers = itertools.count()
 
     @classmethod
     def load(cls, model: str = "smollm2-135m", before_weights: Check = lambda *_: None, **options: Any) -> "Engine":
@@ -83,7 +84,7 @@ class Engine:
     @torch.inference_mode()
     def step(self) -> list[TokenEvent]:
         """One scheduler decision and one forward per scheduled request: an event for each token that came of it."""
-        events = [self._advance(self._run_of(request)) for request in self._scheduler.schedule()]
+        events = [self._advance_or_abort(request) for request in self._scheduler.schedule()]
         self._scheduler.commit()
         for event in events:
             self._deliver(event)
@@ -104,8 +105,8 @@ class Engine:
         return [_complete(list(self._follow(request)), request.num_prompt_tokens) for request in requests]
 
     def _check(self, prompt: Prompt, params: SamplingParams | None, request_id: str | None) -> Request:
-        prompt_ids = self.tokenizer.encode(prompt) if isinstance(prompt, str) else prompt
-        request = Request(request_id or f"request-{next(self._numbers)}", prompt_ids, params or SamplingParams())
+        prompt_ids = self.tokenizer.encode(prompt) if isinstance(prompt, str) else _as_ids(prompt)
+        request = Request(request_id or f"request-{uuid.uuid4().hex[:12]}", prompt_ids, params or SamplingParams())
         request.check_fits(self.loaded.config)
         return request
 
@@ -147,6 +148,14 @@ class Engine:
             return NoCache()
         return ContiguousCache(self.loaded.config, num_tokens, self.loaded.dtype, self.loaded.device)
 
+    def _advance_or_abort(self, request: Request) -> TokenEvent:
+        """A request that cannot go on leaves, so that it does not stand in the way of all others for ever."""
+        try:
+            return self._advance(self._run_of(request))
+        except BaseException:
+            self.abort(request.request_id)
+            raise
+
     def _advance(self, run: _Run) -> TokenEvent:
         """Run what is not cached yet, sample from the last position, and tell what came of it."""
         token_ids, num_cached = run.request.token_ids, run.cache.num_cached
@@ -183,10 +192,23 @@ class Engine:
         return text + run.stop.flush() if request.finish_reason is not None else text
 
 
-def _as_list(prompts: Prompt | Sequence[Prompt]) -> Sequence[Prompt]:
-    """A text or a flat sequence of ids is one prompt; anything else is a list of them."""
-    is_one = isinstance(prompts, str) or any(isinstance(item, int) for item in prompts)
-    return [prompts] if is_one else prompts  # type: ignore[list-item, return-value]
+def _as_ids(prompt: Sequence[int]) -> list[int]:
+    """Token ids as plain integers, from a list, an array or a tensor. Raises RequestError for anything else."""
+    try:
+        return [operator.index(token_id) for token_id in prompt]
+    except TypeError:
+        raise RequestError(f"a prompt is a text or a sequence of token ids, not {str(prompt)[:60]!r}") from None
+
+
+def _as_list(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:
+    """A text or a flat sequence of ids is one prompt; any other sequence is a list of them."""
+    if isinstance(prompts, Mapping | Set) or not isinstance(prompts, Iterable):
+        raise RequestError(f"prompts are a text, token ids or a list of these, not {str(prompts)[:60]!r}")
+    if isinstance(prompts, str):
+        return [prompts]
+    items = list(prompts)
+    is_one = bool(items) and all(hasattr(item, "__index__") and not getattr(item, "ndim", 0) for item in items)
+    return [items] if is_one else items  # type: ignore[list-item, return-value]
 
 
 def _complete(events: Sequence[TokenEvent], num_prompt_tokens: int) -> Completion:

@@ -4,11 +4,13 @@ Knows the usual filters, in transformers' order and with transformers' rounding,
 Refuses to know requests, text and models.
 """
 
+import math
 from collections.abc import Sequence
 
 import torch
 
 from nanoserve.config import SamplingParams
+from nanoserve.errors import ModelError
 
 _EXCLUDED = -torch.inf
 
@@ -25,10 +27,16 @@ class Sampler:
             self._generator.manual_seed(params.seed)
 
     def sample(self, logits: torch.Tensor, token_ids: Sequence[int]) -> int:
-        """Pick the next token from logits [vocab], given all ids so far (prompt included); logits stay unchanged."""
+        """Pick the next token from logits [vocab], given all ids so far (prompt included); logits stay unchanged.
+
+        Raises ModelError where there is no largest number among them.
+        """
         logits = filter_logits(logits.float(), token_ids, self._params)
+        best, likeliest = logits.max(dim=-1)
+        if not math.isfinite(best):
+            raise ModelError(f"the largest logit is {float(best)}: broken weights, or too small a dtype (try float32)")
         if self._params.temperature == 0:
-            return int(logits.argmax())
+            return int(likeliest)
         return int(torch.multinomial(logits.softmax(dim=-1), 1, generator=self._generator))
 
 

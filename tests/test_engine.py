@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from nanoserve import Engine, SamplingParams
-from nanoserve.errors import ConfigError, RequestError
+from nanoserve.errors import ConfigError, ModelError, RequestError
 from nanoserve.request import FinishReason
 
 EOS = 256
@@ -207,3 +207,55 @@ def test_unwritten_cache_positions_are_never_read(tiny, monkeypatch):
     expected = Engine(tiny).generate((1, 2, 3), SamplingParams(max_new_tokens=8))[0].token_ids
     monkeypatch.setattr(torch, "empty", lambda shape, **kw: torch.full(shape, float("nan"), **kw))
     assert Engine(tiny).generate((1, 2, 3), SamplingParams(max_new_tokens=8))[0].token_ids == expected
+
+
+class ThreeIds:
+    """An array of ids that is no list: its truth value is ambiguous, and its items only know how to be an index."""
+
+    def __iter__(self):
+        return (torch.tensor(i) for i in (1, 2, 3))
+
+    def __bool__(self):
+        raise ValueError("ambiguous")
+
+
+@pytest.mark.parametrize(
+    "prompt", [torch.tensor([1, 2, 3]), torch.tensor([1, 2, 3]).numpy(), ThreeIds(), iter((1, 2, 3))]
+)
+def test_ids_may_come_in_any_sequence(scripted, prompt):
+    (done,) = Engine(scripted(list(b"abcd"))).generate(prompt, params())
+    assert (done.text, done.num_prompt_tokens) == ("abcd", 3)
+
+
+def test_prompts_may_come_from_an_iterator(scripted):
+    engine = Engine(scripted(list(b"ab")))
+    assert len(engine.generate((text for text in ("abc", "xyz")), params(max_new_tokens=2))) == 2
+
+
+@pytest.mark.parametrize("prompt", [[1.5, 2.0], ["a", 1], [["a"]], None, 7, {1, 2}, {"role": "user"}])
+def test_what_is_no_prompt_is_refused(scripted, prompt):
+    engine = Engine(scripted([97]))
+    with pytest.raises(RequestError, match=r"a prompt is a text|prompts are a text"):
+        engine.generate(prompt, params())
+    assert not engine.has_work
+
+
+def test_a_request_that_cannot_go_on_does_not_block_the_others(scripted):
+    loaded = scripted(list(b"ab"))
+    engine = Engine(loaded)
+    engine.add_request(PROMPT, params(), request_id="bad")
+    engine._model = lambda *_: (_ for _ in ()).throw(RuntimeError("out of memory"))
+    with pytest.raises(RuntimeError, match="out of memory"):
+        engine.step()
+    engine._model = loaded.model
+    assert not engine.has_work
+    assert engine.generate(PROMPT, params(max_new_tokens=2))[0].text == "ab"
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf"), float("-inf")])
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_logits_that_are_no_numbers_are_an_error_and_no_token(scripted, value, temperature):
+    engine = Engine(scripted([97]))
+    engine._model.compute_logits = lambda hidden: torch.full((1, 300), value)
+    with pytest.raises(ModelError, match="the largest logit is"):
+        engine.generate(PROMPT, params(temperature=temperature))

@@ -42,7 +42,7 @@ ENGINE = {
     "attention": "config cache.kv torch",
     "models": "",
     "models.*": "config attention cache.kv torch",
-    "sampling": "config torch",
+    "sampling": "errors config torch",
     "gguf_file": "errors config hf_config gguf_tokenizer models.* gguf numpy safetensors tokenizers torch",
     "weights": "errors config catalog hf_config models.* tokenizer safetensors torch | gguf_file",
     # Everything meets here.

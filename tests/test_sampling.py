@@ -121,10 +121,10 @@ def test_without_a_seed_two_requests_differ():
         ("min_p", 1.5, "between 0 and 1"),
         ("repetition_penalty", 0.0, "between 0.01 and 100"),
         ("repetition_penalty", 1e-300, "between 0.01 and 100"),
-        ("seed", -1, "between 0 and"),
-        ("seed", 2**64, "between 0 and"),
+        ("seed", -1, "from 0 to"),
+        ("seed", 2**64, "from 0 to"),
         ("stop", ("",), "non-empty strings"),
-        ("stop", "abc", "not the string 'abc'"),
+        ("stop", "abc", "a tuple of strings, not 'abc'"),
     ],
 )
 def test_impossible_settings_are_refused_by_name(name, value, wanted):

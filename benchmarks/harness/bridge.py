@@ -20,7 +20,7 @@ import shlex
 import sys
 import types
 import uuid
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -56,7 +56,7 @@ class _Benchmark:
     cases: tuple[str, ...]
     arms: tuple[str, ...]
     metrics: tuple[Metric, ...]
-    fixture_source: str
+    source: str
 
     @property
     def name(self) -> str:
@@ -68,7 +68,12 @@ class _Benchmark:
 def derive_series(folder: Path) -> dict[str, Callable[..., Any]]:
     """A `track_*` function per gated metric of each benchmark test below `folder`, under names that asv can keep."""
     series = {}
+    places: dict[tuple[str, int], str] = {}
     for benchmark in _collect(folder):
+        code = benchmark.function.__code__
+        twin = places.setdefault((code.co_filename, code.co_firstlineno), benchmark.name)
+        if twin != benchmark.name:
+            raise InstrumentError(f"{twin} and {benchmark.name} share their code; asv would mix up their passes")
         setup_cache = _pass_of(benchmark, folder)
         for each in benchmark.metrics:
             series[f"{benchmark.name}.track_{each.asv_name}"] = _series(benchmark, each, setup_cache)
@@ -77,16 +82,17 @@ def derive_series(folder: Path) -> dict[str, Callable[..., Any]]:
 
 def _collect(folder: Path) -> Iterator[_Benchmark]:
     found = _Collected()
-    output = _run_pytest(folder, ["--collect-only", "-m", _TRACKED, str(folder)], found)
-    if not found.items:
-        raise InstrumentError(f"no benchmark was collected below {folder}:\n{output}")
+    status, output = _run_pytest(folder, ["--collect-only", "-m", _TRACKED, str(folder)], found)
+    if status != pytest.ExitCode.OK or not found.items:
+        raise InstrumentError(f"the benchmarks below {folder} could not all be collected:\n{output}")
     by_test: dict[str, list[pytest.Function]] = {}
     for item in found.items:
         by_test.setdefault(benchmark_id(item), []).append(item)
-    return (_benchmark(items) for items in by_test.values())
+    functions = {items[0].function for items in by_test.values()}
+    return (_benchmark(items, functions) for items in by_test.values())
 
 
-def _benchmark(items: Sequence[pytest.Function]) -> _Benchmark:
+def _benchmark(items: Sequence[pytest.Function], functions: Iterable[Callable[..., Any]]) -> _Benchmark:
     first = items[0]
     arms, quantities = first.get_closest_marker("arms"), first.get_closest_marker("quantities")
     if arms is None or quantities is None:
@@ -98,15 +104,17 @@ def _benchmark(items: Sequence[pytest.Function]) -> _Benchmark:
         cases=tuple(case_id(item) for item in items),
         arms=tuple(arms.kwargs),
         metrics=tuple(each for each in map(metric, quantities.args) if each.gate),
-        fixture_source=_fixture_source(first),
+        source=_source_of(first, functions),
     )
 
 
-def _fixture_source(item: pytest.Function) -> str:
-    """The source of the fixtures that stand beside the test; the instrument's own have a version instead."""
-    definitions = item._fixtureinfo.name2fixturedefs.values()
-    functions = [definition.func for group in definitions for definition in group]
-    return "".join(inspect.getsource(f) for f in functions if inspect.getsourcefile(f) == str(item.path))
+def _source_of(item: pytest.Function, functions: Iterable[Callable[..., Any]]) -> str:
+    """The text of the test's file without the other tests: its fixtures, constants and helpers can move its numbers."""
+    text = item.path.read_text("utf-8")
+    others = (f for f in functions if f is not item.function and inspect.getsourcefile(f) == str(item.path))
+    for other in others:
+        text = text.replace(inspect.getsource(other), "")
+    return text
 
 
 def _series(benchmark: _Benchmark, each: Metric, setup_cache: Callable[[], Pass]) -> Callable[..., Any]:
@@ -155,8 +163,8 @@ def _stand_for(benchmark: _Benchmark, function: Any, name: str) -> types.Functio
 def _version(benchmark: _Benchmark, each: Metric) -> str:
     """Changes whenever older numbers stop being comparable: test, fixtures, metric, instrument or model changed."""
     parts = (
-        inspect.getsource(benchmark.function),
-        benchmark.fixture_source,
+        benchmark.source,
+        repr(benchmark.arms),
         each.formula,
         INSTRUMENT_VERSION,
         os.environ.get(ARGUMENTS, ""),
@@ -171,8 +179,8 @@ def run_pass(benchmark: _Benchmark, folder: Path) -> Pass:
     prove_installed(Path(nanoserve.__file__).parent, Path(os.environ.get("ASV_ENV_DIR", sys.prefix)))
     taken = _Taken()
     test = str(folder.parent / benchmark.node)
-    output = _run_pytest(folder, ["--benchmark-only", "-m", _TRACKED, f"--samples={_SAMPLES_PER_PASS}", test], taken)
-    measured = {"id": uuid.uuid4().hex, "values": taken.values, "failed": taken.failed, "skipped": taken.skipped}
+    _, output = _run_pytest(folder, ["--benchmark-only", "-m", _TRACKED, f"--samples={_SAMPLES_PER_PASS}", test], taken)
+    measured = {"id": uuid.uuid4().hex} | taken.under_names(benchmark.cases)
     if not taken.values and not taken.skipped:
         raise InstrumentError(f"{benchmark.name} measured nothing:\n{output}")
     return measured
@@ -187,7 +195,7 @@ def _read(measured: Pass, run_again: Callable[[], Pass], each: Metric, arm: str 
         from asv_runner.benchmarks.mark import SkipNotImplemented
 
         raise SkipNotImplemented(measured["skipped"][case])
-    if (each.name, arm, case) not in measured["values"]:
+    if case in measured["failed"] or (each.name, arm, case) not in measured["values"]:
         raise InstrumentError(measured["failed"].get(case, f"case {case!r} was not measured"))
     return {"samples": [measured["values"][each.name, arm, case]], "number": 1}
 
@@ -210,8 +218,8 @@ def _replace_pass(measured: Pass) -> Pass:
     return measured
 
 
-def _run_pytest(folder: Path, arguments: Sequence[str], plugin: object) -> str:
-    """Run pytest in this process on the checkout's benchmarks and the environment's nanoserve; return its output.
+def _run_pytest(folder: Path, arguments: Sequence[str], plugin: object) -> tuple[int, str]:
+    """Run pytest in this process on the checkout's benchmarks and the environment's nanoserve: exit status and output.
 
     `importlib` mode and an empty `pythonpath` keep the checkout, which holds a nanoserve as well, off the path.
     """
@@ -221,8 +229,8 @@ def _run_pytest(folder: Path, arguments: Sequence[str], plugin: object) -> str:
     extra = shlex.split(os.environ.get(ARGUMENTS, ""))
     output = io.StringIO()
     with contextlib.redirect_stdout(output), contextlib.redirect_stderr(output):
-        pytest.main([*settings, *isolation, *arguments, *extra], plugins=[plugin])
-    return output.getvalue()
+        status = pytest.main([*settings, *isolation, *arguments, *extra], plugins=[plugin])
+    return int(status), output.getvalue()
 
 
 class _Collected:
@@ -236,10 +244,11 @@ class _Collected:
         self.items = [item for item in items if isinstance(item, pytest.Function) and "measure" in item.fixturenames]
 
 
-class _Taken:
+class _Taken(_Collected):
     """pytest plugin that turns a session's results into plain numbers, so that nothing is printed or drawn."""
 
     def __init__(self) -> None:
+        super().__init__()
         self.values: dict[tuple[str, str | None, str], float] = {}
         self.failed: dict[str, str] = {}
         self.skipped: dict[str, str] = {}
@@ -250,7 +259,9 @@ class _Taken:
         if report.failed:
             self.failed[case_id(item)] = report.longreprtext
         elif report.skipped:
-            self.skipped[case_id(item)] = report.longrepr[2]
+            # An expected failure is reported as skipped, with its exception in place of a reason.
+            reason = report.longrepr[2] if isinstance(report.longrepr, tuple) else getattr(report, "wasxfail", "")
+            self.skipped[case_id(item)] = reason
         return report  # type: ignore[no-any-return]
 
     @pytest.hookimpl(tryfirst=True)
@@ -263,3 +274,19 @@ class _Taken:
                 if m.metric.gate and value is not None:
                     arm = None if m.metric.compares_arms else m.arm
                     self.values[m.metric.name, arm, result.case] = m.metric.cost(value)
+
+    def under_names(self, cases: Sequence[str]) -> dict[str, Any]:
+        """What was taken, its cases named as they were when the series were made.
+
+        pytest escapes an id that is not ASCII once more each time it collects in the same process, so that names
+        of two collections are matched by position.
+        """
+        ours = [case_id(item) for item in self.items]
+        if len(ours) != len(cases):
+            raise InstrumentError(f"{len(ours)} cases were collected where the series have {len(cases)}")
+        name = dict(zip(ours, cases, strict=True))
+        return {
+            "values": {(metric_name, arm, name[case]): v for (metric_name, arm, case), v in self.values.items()},
+            "failed": {name[case]: why for case, why in self.failed.items()},
+            "skipped": {name[case]: why for case, why in self.skipped.items()},
+        }

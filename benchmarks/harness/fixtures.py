@@ -7,6 +7,7 @@ The only file that imports nanoserve, and only inside functions and by public na
 is known here and nowhere else.
 """
 
+import contextlib
 import dataclasses
 import warnings
 from collections.abc import Callable, Iterator, Sequence
@@ -138,7 +139,8 @@ def _load(config: pytest.Config, name: str, device: str) -> NanoserveSubject:
     from nanoserve.weights import load_model
 
     capture = config.pluginmanager.getplugin("capturemanager")
-    with capture.global_and_fixture_disabled():  # a first fetch shows its progress
+    shown = capture.global_and_fixture_disabled() if capture else contextlib.nullcontext()
+    with shown:  # a first fetch shows its progress
         return NanoserveSubject(
             load_model(EngineConfig(model=name, device=device, dtype=config.getoption("--dtype"))), name
         )
@@ -154,8 +156,11 @@ def measure(request: pytest.FixtureRequest, model: NanoserveSubject, device: str
 def plan_of(item: pytest.Item, num_samples: int, *, timed: bool) -> Plan:
     """What the markers of a test declare."""
     arms, quantities = item.get_closest_marker("arms"), item.get_closest_marker("quantities")
-    if arms is None or quantities is None:
-        raise pytest.UsageError(f"{item.nodeid} uses `measure` without both @pytest.mark.arms and .quantities")
+    if arms is None or quantities is None or arms.args or "measure" not in getattr(item, "fixturenames", ()):
+        raise pytest.UsageError(
+            f"{item.nodeid}: a benchmark takes `measure` as an argument and carries the markers arms(name={{...}}) and "
+            f"quantities(name, ...)"
+        )
     sampling = {"num_samples": num_samples, "num_warmups": 1} if timed else {}
     return Plan(name=benchmark_id(item), quantities=quantities.args, arms=arms.kwargs, **sampling)
 
@@ -164,7 +169,7 @@ def _progress(request: pytest.FixtureRequest, *, timed: bool) -> Callable[[str],
     """On a terminal, a line that follows the samples; elsewhere pytest's own dots are the progress."""
     reporter = request.config.pluginmanager.getplugin("terminalreporter")
     capture = request.config.pluginmanager.getplugin("capturemanager")
-    if not timed or reporter is None or not reporter.isatty:
+    if not timed or capture is None or reporter is None or not reporter.isatty:
         return lambda text: None
 
     def say(text: str) -> None:
