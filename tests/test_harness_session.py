@@ -65,10 +65,11 @@ def test_is_no_benchmark(): pass
 
 
 class Session:
-    def __init__(self, folder, *arguments):
+    def __init__(self, folder, *arguments, **settings):
         environment = {name: value for name, value in os.environ.items() if not name.startswith(("PYTEST_", "ASV"))}
         environment["OMP_NUM_THREADS"] = "1"  # a busy machine must not make tiny sessions slow
         environment["PYTHONPATH"] = str(Path(nanoserve.__file__).parents[1])  # the very engine that is tested here
+        environment |= settings
         command = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", "-rA", "--tb=short", *arguments]
         done = subprocess.run(
             command, cwd=folder, env=environment, capture_output=True, text=True, timeout=120, check=False
@@ -245,3 +246,21 @@ def test_timing_beside_other_workers_is_refused(project, wish):
     assert "xdist" in session.text
     assert "Traceback" not in session.text
     assert not (project / "never.json").exists()
+
+
+def test_without_the_index_random_weights_stand_in_and_every_result_says_so(project, tmp_path):
+    written = tmp_path / "results.json"
+    chosen = ("benchmarks", "-k", "prompt_length and 16", "--device", "cpu", "--samples", "1")
+    session = Session(
+        project,
+        *chosen,
+        f"--benchmark-json={written}",
+        HF_HOME=str(tmp_path / "empty"),
+        PIP_NO_INDEX="1",
+        PIP_FIND_LINKS="",
+    )
+    assert session.status == 0
+    assert "measuring random weights of the same shape, because: " in session.text
+    (result,) = json.loads(written.read_text())["benchmarks"]
+    told = result["extra_info"]["provenance"]
+    assert (told["model"], told["weights"]) == ("smollm2-135m-random", "random, seed 0")
