@@ -73,7 +73,8 @@ print("TOLD" + json.dumps([told, kept]))
 
 
 def probe(folder):
-    environment = os.environ | {"NANOSERVE_BENCH_ARGS": "--model tiny --device cpu --samples 1", "OMP_NUM_THREADS": "1"}
+    inherited = {name: value for name, value in os.environ.items() if not name.startswith(("PYTEST_", "ASV"))}
+    environment = inherited | {"NANOSERVE_BENCH_ARGS": "--model tiny --device cpu --samples 1", "OMP_NUM_THREADS": "1"}
     command = [sys.executable, "-c", PROBE]
     done = subprocess.run(command, cwd=folder, env=environment, text=True, capture_output=True, check=False)
     assert "TOLD" in done.stdout, done.stdout + done.stderr
