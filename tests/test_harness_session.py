@@ -194,7 +194,7 @@ def test_tables_and_curves_follow_the_session(measured, project):
     [
         ("test_measures_less", "declared but not measured: speedup"),
         ("test_unknown_quantity", "metric 'goodput' is not declared; declared are: ttft_s, itl_p50_s"),
-        ("test_declares_nothing", "without both @pytest.mark.arms and .quantities"),
+        ("test_declares_nothing", "carries the markers arms"),
         ("test_raises_itself", "raised by the test"),
     ],
 )
