@@ -1,6 +1,5 @@
 """The stopwatch against times that were computed by hand. Row numbers are those of the table of known faults."""
 
-import dataclasses
 import sys
 import time
 from types import SimpleNamespace
@@ -11,9 +10,10 @@ from hypothesis import strategies as st
 
 from benchmarks.harness.clock import DeviceClock
 from benchmarks.harness.errors import InstrumentError
+from benchmarks.harness.invariants import check_run
 from benchmarks.harness.metrics import METRICS, STREAM_METRICS
 from benchmarks.harness.results import summarise_runs
-from benchmarks.harness.timing import RunTiming, Stamp, measure_call, measure_stream, speedup
+from benchmarks.harness.timing import Emission, RunTiming, Stamp, measure_call, measure_stream, speedup
 
 
 class ScriptedClock:
@@ -28,27 +28,25 @@ class ScriptedClock:
         return round(self.at_ms * 1e6)
 
 
-@dataclasses.dataclass
-class Emitted:
-    token_ids: tuple[int, ...]
-    finish_reason: str | None = None
-
-
-def play(sent_ms, events):
+def play(sent_ms, events, **options):
     """Stream `events`, (time in ms, number of tokens), and measure it."""
     clock = ScriptedClock(sent_ms)
 
     def stream():
         for at_ms, num_tokens in events:
             clock.at_ms = at_ms
-            yield Emitted((7,) * num_tokens)
+            yield Emission(token_ids=(7,) * num_tokens)
         clock.at_ms += 1000.0  # whoever looks at the clock again sees a second more
 
-    return measure_stream(stream(), clock), clock
+    return measure_stream(stream(), clock, **options), clock
 
 
 def one_by_one(*times_ms):
     return [(at_ms, 1) for at_ms in times_ms]
+
+
+def one_token(**also):
+    return Emission(token_ids=(7,), **also)
 
 
 def derived(run, name):
@@ -82,7 +80,15 @@ ROWS = {
     "6: TTFT is no gap": (one_by_one(1000, 1010, 1020, 1030), {"ttft_s": 1.0, "itls_s": (0.01, 0.01, 0.01)}),
     "7: chunks": (
         [(100, 1), (130, 3), (160, 3)],
-        {"num_tokens": 7, "tpot_s": 0.01, "itls_s": None, "itl_p50_s": None, "e2e_s": 0.16},
+        {
+            "num_tokens": 7,
+            "tpot_s": 0.01,
+            "itls_s": None,
+            "itl_p50_s": None,
+            "e2e_s": 0.16,
+            "step_gaps_s": (0.03, 0.03),
+            "step_gap_p50_s": 0.03,
+        },
     ),
     "7: one chunk has no time per token": (
         [(100, 5)],
@@ -118,6 +124,7 @@ def assert_invariants(run):
         assert len(run.itls_s) == run.num_tokens - 1
     for rate in (run.decode_tokens_per_s, run.e2e_tokens_per_s):
         assert rate is None or rate > 0
+    check_run(run)
 
 
 @given(
@@ -137,7 +144,8 @@ def test_invariants_of_any_run(sent_us, events):
 
 def test_a_run_without_tokens_is_no_sample():
     empty, _ = play(0, [])
-    whole, _ = play(0, one_by_one(10, 20))
+    stamps = (Stamp(10_000_000, 1), Stamp(20_000_000, 1))
+    whole = RunTiming(sent_ns=0, admitted_ns=0, stamps=stamps, num_prefilled=4)
     for name in STREAM_METRICS:
         assert summarise_runs(METRICS[name], "arm", [empty]).value is None
         assert len(summarise_runs(METRICS[name], "arm", [empty, whole]).samples) == 1
@@ -153,7 +161,7 @@ def test_the_stream_is_timed_from_before_its_first_pull():
 
     def stream():
         clock.at_ms += 250  # prefill happens inside the first pull
-        yield Emitted((1,), "length")
+        yield Emission(token_ids=(1,), finish_reason="length")
 
     assert measure_stream(stream(), clock) == RunTiming(
         sent_ns=0, stamps=(Stamp(250_000_000, 1),), token_ids=(1,), finish_reason="length"
@@ -161,7 +169,7 @@ def test_the_stream_is_timed_from_before_its_first_pull():
 
 
 def test_the_last_finish_reason_is_kept_whatever_event_carries_it():
-    run = measure_stream([Emitted((1,)), Emitted((), "length"), Emitted(())], ScriptedClock())
+    run = measure_stream([one_token(), Emission(finish_reason="length"), Emission()], ScriptedClock())
     assert run.finish_reason == "length"
 
 
@@ -207,7 +215,7 @@ def test_row_12_the_wall_clock_is_never_asked(monkeypatch):
 
     for name in ("time", "time_ns"):
         monkeypatch.setattr(time, name, stepped_back)
-    run = measure_stream([Emitted((1,)), Emitted((2,))], DeviceClock("cpu"))
+    run = measure_stream([one_token(), one_token()], DeviceClock("cpu"))
     assert 0 <= run.ttft_s <= run.e2e_s
 
 
@@ -218,3 +226,100 @@ def test_the_device_is_waited_for_before_the_clock_is_read(monkeypatch):
     monkeypatch.setattr(time, "perf_counter_ns", lambda: log.append("clock") or 5)
     assert DeviceClock("cuda:1").now_ns() == 5
     assert log == ["cuda:1", "clock"]
+
+
+# A request that waits, one that breaks off, and what a source may say beside its tokens.
+
+
+def test_row_11_a_run_that_never_ended_has_no_end():
+    broken = RunTiming(sent_ns=0, stamps=(Stamp(500_000_000, 1), Stamp(510_000_000, 1)), error="the server hung up")
+    assert broken.ttft_s == 0.5
+    for name in ("e2e_s", "tpot_s", "tpot_by_token_s", "decode_tokens_per_s", "e2e_tokens_per_s"):
+        assert derived(broken, name) is None
+    assert not broken.is_finished
+
+
+def test_a_stream_that_breaks_off_is_an_error_or_a_failed_run():
+    def stream():
+        yield one_token()
+        raise OSError("connection reset")
+
+    with pytest.raises(OSError, match="connection reset"):
+        measure_stream(stream(), ScriptedClock())
+    run = measure_stream(stream(), ScriptedClock(5), keep_errors=True)
+    assert (run.error, run.num_tokens, run.is_finished) == ("OSError: connection reset", 1, False)
+
+
+def test_a_stop_from_the_keyboard_is_never_a_failed_run():
+    def stream():
+        yield one_token()
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        measure_stream(stream(), ScriptedClock(), keep_errors=True)
+
+
+def test_latencies_count_from_when_the_request_was_due():
+    run, _ = play(300, one_by_one(1000, 1010), scheduled_ns=100_000_000)
+    assert (run.arrival_ns, run.ttft_s, run.e2e_s, run.tpot_s) == (100_000_000, 0.9, 0.91, 0.01)
+
+
+def test_the_wait_in_the_queue_ends_with_the_admission():
+    clock = ScriptedClock(300)
+
+    def stream():
+        for at_ms, emission in [(700, Emission(is_admission=True)), (1200, one_token(num_cached=48, num_prefilled=16))]:
+            clock.at_ms = at_ms
+            yield emission
+
+    run = measure_stream(stream(), clock, scheduled_ns=100_000_000, num_prompt_tokens=64)
+    assert (run.queue_wait_s, run.ttft_s) == (0.6, 1.1)
+    assert run.prefill_tokens_per_s == pytest.approx(16 / 0.5)
+    assert clock.num_reads == 3
+    assert (run.num_prompt_tokens, run.num_cached, run.num_prefilled) == (64, 48, 16)
+    check_run(run)
+
+
+def test_the_first_counts_told_are_the_prompts():
+    steps = [one_token(num_cached=0, num_prefilled=16), one_token(num_cached=16, num_prefilled=1)]
+    run = measure_stream(steps, ScriptedClock(), num_prompt_tokens=16)
+    assert (run.num_cached, run.num_prefilled) == (0, 16)
+
+
+def test_a_source_that_tells_no_admission_has_no_known_wait():
+    run, _ = play(0, one_by_one(10))
+    assert (run.queue_wait_s, run.prefill_tokens_per_s) == (None, None)
+
+
+def test_tokens_without_ids_are_counted():
+    run = measure_stream([one_token(), Emission(num_without_id=3)], ScriptedClock())
+    assert (run.num_tokens, run.token_ids) == (4, (7,))
+
+
+BROKEN = {
+    "cached or prefilled": {"num_prompt_tokens": 16, "num_cached": 8, "num_prefilled": 16},
+    "hit rate": {"num_prompt_tokens": 16, "num_cached": 16, "num_prefilled": 0},
+}
+
+
+@pytest.mark.parametrize("what", BROKEN)
+def test_counts_that_cannot_be_true_together_are_refused(what):
+    with pytest.raises(InstrumentError, match=f"invariant of the measurement is broken: .*{what}"):
+        check_run(RunTiming(sent_ns=0, stamps=(Stamp(5, 1),), **BROKEN[what]))
+
+
+@pytest.mark.parametrize(
+    ("name", "wrong", "message"),
+    [
+        ("tpot_s", lambda run: run.e2e_s / run.num_tokens, "TTFT"),
+        ("step_gaps_s", lambda run: (run.ttft_s, *(0.01,) * (run.num_tokens - 1)), "gaps do not sum"),
+        ("itls_s", lambda run: (run.ttft_s, *(0.01,) * (run.num_tokens - 1)), "mean of the gaps"),
+        ("ttft_s", lambda run: -0.5, "TTFT of -0.5"),
+    ],
+)
+def test_a_wrong_formula_breaks_an_invariant_on_a_real_run(monkeypatch, name, wrong, message):
+    run, _ = play(0, one_by_one(1000, 1010, 1020))
+    check_run(run)
+    monkeypatch.setattr(RunTiming, name, property(wrong))
+    with pytest.raises(InstrumentError, match=message):
+        check_run(run)

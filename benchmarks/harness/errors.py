@@ -3,7 +3,10 @@
 InstrumentError
 ├── UndeclaredMetricError  a name that the metric registry does not hold, or one that a test did not declare
 ├── WrongOutputError       the measured run did not do the work that the workload asks for
-└── ForeignPackageError    the imported nanoserve is not the one whose commit is being measured
+├── ForeignPackageError    the imported nanoserve is not the one whose commit is being measured
+├── SourceError            a streamed source broke off, or spoke another language than it should
+├── ArchiveError           a results file that cannot be read, or that holds something else
+└── ContaminatedError      something else ran on the machine while a pass was measured
 """
 
 
@@ -21,3 +24,15 @@ class WrongOutputError(InstrumentError):
 
 class ForeignPackageError(InstrumentError):
     """The imported package is not the installed one that the result would be filed under."""
+
+
+class SourceError(InstrumentError):
+    """A stream that ended before its end, an endpoint that answered with an error or with something else."""
+
+
+class ArchiveError(InstrumentError):
+    """A results file that is unreadable, cut off, of another tool or of another version; the message names it."""
+
+
+class ContaminatedError(InstrumentError):
+    """A pass during which the machine was not the pass's own; its numbers are not used."""

@@ -1,7 +1,7 @@
-"""One streamed run as a log of stamps, and the arithmetic on it.
+"""The event log of one streamed request, and the arithmetic on it.
 
 Knows an injected clock and tokens that arrive. Refuses to know models, devices, statistics and pytest: with a
-scripted clock every number here can be checked to the last digit.
+scripted clock every number here can be checked to the last digit. Many requests at once: `traffic.py`.
 
 Definitions and their sources: METHODOLOGY.md.
 """
@@ -9,11 +9,11 @@ Definitions and their sources: METHODOLOGY.md.
 import dataclasses
 import itertools
 from collections.abc import Callable, Iterable
-from typing import Protocol
+from typing import Any, Protocol
 
 from benchmarks.harness.errors import InstrumentError
 
-_NS_PER_S = 1_000_000_000
+NS_PER_S = 1_000_000_000
 
 
 class Clock(Protocol):
@@ -22,14 +22,25 @@ class Clock(Protocol):
     def now_ns(self) -> int: ...
 
 
-class Emission(Protocol):
-    """What a streamed source yields: the tokens that became known together (none for a role or usage message)."""
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Emission:
+    """What a streamed source yields: tokens that became known together, and what else the source says with them.
+
+    `num_without_id` counts tokens whose ids the source does not tell. A role or usage message has no tokens and is no
+    arrival. `num_cached` and `num_prefilled` are the positions found in a cache, and run, in this step; the first ones
+    of a run are its prompt's. `is_admission` marks the moment in which the request left the queue.
+    """
+
+    token_ids: tuple[int, ...] = ()
+    num_without_id: int = 0
+    finish_reason: str | None = None
+    num_cached: int | None = None
+    num_prefilled: int | None = None
+    is_admission: bool = False
 
     @property
-    def token_ids(self) -> tuple[int, ...]: ...
-
-    @property
-    def finish_reason(self) -> str | None: ...
+    def num_tokens(self) -> int:
+        return len(self.token_ids) + self.num_without_id
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -42,18 +53,28 @@ class Stamp:
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class RunTiming:
-    """The event log of one request: when it was sent, when its tokens came, and what they were.
+    """The event log of one request: when it was due, sent and admitted, when its tokens came, and what they were.
 
+    `scheduled_ns` is when a load generator meant to send it; latencies count from there, so that a generator that was
+    held up does not hide the wait. `error` says why the request did not end; such a run has no E2E and no rate.
     Every derived quantity is None where it is undefined: never 0, NaN or infinity.
     """
 
+    request_id: str = ""
+    scheduled_ns: int | None = None
     sent_ns: int
+    admitted_ns: int | None = None
     stamps: tuple[Stamp, ...]
     token_ids: tuple[int, ...] = ()
+    num_prompt_tokens: int | None = None
+    num_cached: int | None = None
+    num_prefilled: int | None = None
     finish_reason: str | None = None
+    error: str | None = None
 
     def __post_init__(self) -> None:
-        times = [self.sent_ns, *(stamp.at_ns for stamp in self.stamps)]
+        early = [self.scheduled_ns, self.sent_ns, self.admitted_ns]
+        times = [*(at_ns for at_ns in early if at_ns is not None), *(stamp.at_ns for stamp in self.stamps)]
         if times != sorted(times):
             raise InstrumentError(f"the clock went backwards within one run: {times}")
         if any(stamp.num_tokens < 1 for stamp in self.stamps):
@@ -64,56 +85,128 @@ class RunTiming:
         return sum(stamp.num_tokens for stamp in self.stamps)
 
     @property
+    def is_finished(self) -> bool:
+        """Whether the request came to its end with at least one token."""
+        return bool(self.stamps) and self.error is None
+
+    @property
+    def arrival_ns(self) -> int:
+        """When the request was due: what every latency counts from."""
+        return self.sent_ns if self.scheduled_ns is None else self.scheduled_ns
+
+    @property
+    def queue_wait_s(self) -> float | None:
+        """Admitted minus arrival; None where the source does not tell when it admitted the request."""
+        return None if self.admitted_ns is None else (self.admitted_ns - self.arrival_ns) / NS_PER_S
+
+    @property
     def ttft_s(self) -> float | None:
-        """First token minus sent, queueing and prefill included."""
-        return self._since_sent_s(0)
+        """First token minus arrival, queueing and prefill included."""
+        return (self.stamps[0].at_ns - self.arrival_ns) / NS_PER_S if self.stamps else None
 
     @property
     def e2e_s(self) -> float | None:
-        """Last token minus sent."""
-        return self._since_sent_s(-1)
+        """Last token minus arrival; messages after the last token do not count."""
+        return (self.stamps[-1].at_ns - self.arrival_ns) / NS_PER_S if self.is_finished else None
+
+    @property
+    def step_gaps_s(self) -> tuple[float, ...]:
+        """The gaps between consecutive arrivals, whatever number of tokens each brought."""
+        times = [stamp.at_ns for stamp in self.stamps]
+        return tuple((after - before) / NS_PER_S for before, after in itertools.pairwise(times))
 
     @property
     def itls_s(self) -> tuple[float, ...] | None:
         """The gap before each token after the first; None when tokens came in chunks, whose gaps are another thing."""
-        if any(stamp.num_tokens != 1 for stamp in self.stamps):
-            return None
-        times = [stamp.at_ns for stamp in self.stamps]
-        return tuple((after - before) / _NS_PER_S for before, after in itertools.pairwise(times))
+        return self.step_gaps_s if all(stamp.num_tokens == 1 for stamp in self.stamps) else None
+
+    @property
+    def decode_s(self) -> float | None:
+        """Last token minus first; None when everything arrived at once."""
+        is_spread = self.is_finished and len(self.stamps) > 1
+        return (self.stamps[-1].at_ns - self.stamps[0].at_ns) / NS_PER_S if is_spread else None
 
     @property
     def tpot_s(self) -> float | None:
-        """(E2E - TTFT) / (tokens - 1): the first token is prefill's; None when everything arrived at once."""
-        if len(self.stamps) < 2:
+        """(E2E - TTFT) / (tokens - 1): the first token is prefill's."""
+        return None if self.decode_s is None else self.decode_s / (self.num_tokens - 1)
+
+    @property
+    def prefill_tokens_per_s(self) -> float | None:
+        """Prompt positions computed per second from admission, or from sending where that is all one knows."""
+        if not self.stamps or not self.num_prefilled:
             return None
-        return (self.stamps[-1].at_ns - self.stamps[0].at_ns) / (self.num_tokens - 1) / _NS_PER_S
+        start_ns = self.sent_ns if self.admitted_ns is None else self.admitted_ns
+        return _per_s(self.num_prefilled, (self.stamps[0].at_ns - start_ns) / NS_PER_S)
 
     @property
     def decode_tokens_per_s(self) -> float | None:
         """Tokens after the first per second after the first."""
-        return None if not self.tpot_s else 1 / self.tpot_s
+        return _per_s(self.num_tokens - 1, self.decode_s)
 
     @property
     def e2e_tokens_per_s(self) -> float | None:
-        """All tokens per second since sent."""
-        return None if not self.e2e_s else self.num_tokens / self.e2e_s
-
-    def _since_sent_s(self, index: int) -> float | None:
-        return (self.stamps[index].at_ns - self.sent_ns) / _NS_PER_S if self.stamps else None
+        """All tokens per second since arrival."""
+        return _per_s(self.num_tokens, self.e2e_s)
 
 
-def measure_stream(stream: Iterable[Emission], clock: Clock) -> RunTiming:
-    """Pull a stream to its end: one clock read before the first pull, one per emission that carries tokens."""
-    stamps: list[Stamp] = []
-    token_ids: list[int] = []
-    finish_reason = None
+def _per_s(count: int, duration_s: float | None) -> float | None:
+    return count / duration_s if duration_s else None
+
+
+def measure_stream(
+    stream: Iterable[Emission],
+    clock: Clock,
+    *,
+    request_id: str = "",
+    scheduled_ns: int | None = None,
+    num_prompt_tokens: int | None = None,
+    keep_errors: bool = False,
+) -> RunTiming:
+    """Pull a stream to its end: one clock read before the first pull, one per emission that carries tokens.
+
+    An admission is stamped as well. What the stream raises passes through; with `keep_errors` the run ends there
+    instead, with what had arrived and the error's text: for load, where one failed request is a count.
+    """
+    log: list[tuple[int, Emission]] = []
+    quiet: list[Emission] = []
+    error = None
     sent_ns = clock.now_ns()
-    for emission in stream:
-        if emission.token_ids:
-            stamps.append(Stamp(clock.now_ns(), len(emission.token_ids)))
-            token_ids += emission.token_ids
-        finish_reason = emission.finish_reason or finish_reason
-    return RunTiming(sent_ns=sent_ns, stamps=tuple(stamps), token_ids=tuple(token_ids), finish_reason=finish_reason)
+    try:
+        for emission in stream:
+            if emission.token_ids or emission.num_without_id or emission.is_admission:
+                log.append((clock.now_ns(), emission))
+            else:
+                quiet.append(emission)
+    except Exception as raised:
+        if not keep_errors:
+            raise
+        error = f"{type(raised).__name__}: {raised}"
+    return RunTiming(
+        request_id=request_id,
+        scheduled_ns=scheduled_ns,
+        sent_ns=sent_ns,
+        num_prompt_tokens=num_prompt_tokens,
+        error=error,
+        **_read_log(log, quiet),
+    )
+
+
+def _read_log(log: list[tuple[int, Emission]], quiet: list[Emission]) -> dict[str, Any]:
+    """What the emissions of one run said, as fields of its RunTiming."""
+    everything = [*(emission for _, emission in log), *quiet]
+    return {
+        "admitted_ns": next((at_ns for at_ns, emission in log if emission.is_admission), None),
+        "stamps": tuple(Stamp(at_ns, emission.num_tokens) for at_ns, emission in log if emission.num_tokens),
+        "token_ids": tuple(itertools.chain.from_iterable(emission.token_ids for _, emission in log)),
+        "finish_reason": _first(reversed(everything), "finish_reason"),
+        "num_cached": _first(everything, "num_cached"),
+        "num_prefilled": _first(everything, "num_prefilled"),
+    }
+
+
+def _first(emissions: Iterable[Emission], name: str) -> Any:
+    return next((value for emission in emissions if (value := getattr(emission, name)) is not None), None)
 
 
 def measure_call(call: Callable[[], object], clock: Clock) -> float:
@@ -123,7 +216,7 @@ def measure_call(call: Callable[[], object], clock: Clock) -> float:
     end_ns = clock.now_ns()
     if end_ns < start_ns:
         raise InstrumentError(f"the clock went backwards during one call: {start_ns}, {end_ns}")
-    return (end_ns - start_ns) / _NS_PER_S
+    return (end_ns - start_ns) / NS_PER_S
 
 
 def speedup(slow_s: float | None, fast_s: float | None) -> float | None:

@@ -1,0 +1,150 @@
+"""Many requests in one window of time: throughput, goodput, weighting, and how full the engine was.
+
+Knows finished event logs and stated limits; every function here is pure. A request that was sent and did not finish
+is counted against the result, never left out of it. Undefined is None.
+"""
+
+import dataclasses
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from benchmarks.harness.errors import InstrumentError, WrongOutputError
+from benchmarks.harness.timing import NS_PER_S, RunTiming
+
+Runs = Sequence[RunTiming]
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Limits:
+    """What a request has to keep to be called good; a limit of None does not count. At least one is stated."""
+
+    ttft_s: float | None = None
+    tpot_s: float | None = None
+    e2e_s: float | None = None
+
+    def __post_init__(self) -> None:
+        stated = {name: limit for name, limit in dataclasses.asdict(self).items() if limit is not None}
+        if not stated:
+            raise InstrumentError("goodput needs a limit: ttft_s, tpot_s or e2e_s")
+        for name, limit in stated.items():
+            if not limit > 0:
+                raise InstrumentError(f"the limit {name} must be positive, not {limit}")
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Goodput:
+    """Every request that was sent, in exactly one of four counts; and the good ones per second of the window."""
+
+    num_good: int
+    num_slow: int
+    num_failed: int
+    num_not_evaluable: int
+    good_per_s: float | None
+
+    @property
+    def num_sent(self) -> int:
+        return self.num_good + self.num_slow + self.num_failed + self.num_not_evaluable
+
+    @property
+    def share_good(self) -> float | None:
+        """Good requests among those sent, finished or not."""
+        return self.num_good / self.num_sent if self.num_sent else None
+
+
+def goodput(runs: Runs, limits: Limits) -> Goodput:
+    """Judge every request. One token has no TPOT: against a limit on TPOT it is neither good nor slow."""
+    verdicts = [_verdict(run, limits) for run in runs]
+    window_s = duration_s(runs)
+    num_good = verdicts.count("good")
+    return Goodput(
+        num_good=num_good,
+        num_slow=verdicts.count("slow"),
+        num_failed=verdicts.count("failed"),
+        num_not_evaluable=verdicts.count("not evaluable"),
+        good_per_s=num_good / window_s if window_s else None,
+    )
+
+
+def _verdict(run: RunTiming, limits: Limits) -> str:
+    if not run.is_finished:
+        return "failed"
+    stated = [(getattr(run, name), limit) for name, limit in dataclasses.asdict(limits).items() if limit is not None]
+    if any(value is not None and value > limit for value, limit in stated):
+        return "slow"
+    return "not evaluable" if any(value is None for value, _ in stated) else "good"
+
+
+def check_all_finished(runs: Runs) -> None:
+    """Raise WrongOutputError unless every request sent has finished: the latency of the one that did is no result."""
+    failed = [run for run in runs if not run.is_finished]
+    if failed or not runs:
+        why = next((run.error for run in failed if run.error), "no token came")
+        raise WrongOutputError(f"{len(failed)} of {len(runs)} requests did not finish ({why})")
+
+
+def duration_s(runs: Runs) -> float | None:
+    """The window: first arrival of a request to the last token of any; None when no token came or no time passed."""
+    ends = [run.stamps[-1].at_ns for run in runs if run.stamps]
+    if not ends:
+        return None
+    return (max(ends) - min(run.arrival_ns for run in runs)) / NS_PER_S or None
+
+
+def requests_per_s(runs: Runs) -> float | None:
+    """Finished requests per second of the window."""
+    window_s, num_finished = duration_s(runs), sum(run.is_finished for run in runs)
+    return num_finished / window_s if window_s and num_finished else None
+
+
+def mean_tokens_per_s(runs: Runs) -> float | None:
+    """Output tokens of all requests per second of the window."""
+    window_s = duration_s(runs)
+    return sum(run.num_tokens for run in runs) / window_s if window_s else None
+
+
+def peak_tokens_per_s(runs: Runs, least_s: float = 1.0) -> float | None:
+    """The highest rate over any span of at least `least_s` that begins with an arrival and ends with a token.
+
+    A span counts the tokens after its beginning. In a window shorter than `least_s` it is the mean. Not the fullest
+    bucket of a fixed grid: that can lie below the mean of the whole window, and moves with the grid's origin.
+    """
+    mean = mean_tokens_per_s(runs)
+    if mean is None:
+        return None
+    stamps = sorted((stamp.at_ns, stamp.num_tokens) for run in runs for stamp in run.stamps)
+    start_ns = min(run.arrival_ns for run in runs)
+    at_s = np.array([0, *((at_ns - start_ns) / NS_PER_S for at_ns, _ in stamps)])
+    so_far = np.cumsum([0, *(num_tokens for _, num_tokens in stamps)])
+    return max(mean, *(_best_from(i, at_s, so_far, least_s) for i in range(len(at_s))))
+
+
+def _best_from(first: int, at_s: "np.ndarray[Any, Any]", so_far: "np.ndarray[Any, Any]", least_s: float) -> float:
+    """The best of the spans that begin at one arrival."""
+    low = np.searchsorted(at_s, at_s[first] + least_s)
+    rates = (so_far[low:] - so_far[first]) / (at_s[low:] - at_s[first])
+    return float(np.max(rates, initial=0.0))
+
+
+def tpot_by_token_s(runs: Runs) -> float | None:
+    """Decode time over decoded tokens, all requests together: a long answer weighs more than a short one."""
+    spread = [run for run in runs if run.decode_s is not None]
+    num_decoded = sum(run.num_tokens - 1 for run in spread)
+    return sum(run.decode_s or 0 for run in spread) / num_decoded if num_decoded else None
+
+
+def hit_rate(runs: Runs) -> float | None:
+    """Prompt tokens found in a cache among all prompt tokens; never 1, because the last token has to be run."""
+    told = [run for run in runs if run.num_cached is not None and run.num_prompt_tokens]
+    num_prompt = sum(run.num_prompt_tokens or 0 for run in told)
+    return sum(run.num_cached or 0 for run in told) / num_prompt if num_prompt else None
+
+
+def utilisation(runs: Runs, num_slots: int) -> float | None:
+    """Slot-seconds in which a request was running, of those that the window had; None without admission times."""
+    window_s = duration_s(runs)
+    if window_s is None or any(run.admitted_ns is None for run in runs if run.stamps):
+        return None
+    busy_ns = sum(run.stamps[-1].at_ns - (run.admitted_ns or 0) for run in runs if run.stamps)
+    return busy_ns / NS_PER_S / (num_slots * window_s)
