@@ -1,142 +1,154 @@
-"""Every metric, declared once: what it is, how it is computed from an event log, which way is better, what asv stores.
+"""Every metric, declared once: name, unit, formula, weighting, direction, gate, floors.
 
-A name that is not declared here is refused everywhere. Direction and unit belong to the declaration, so no report
-and no gate can get them wrong on its own.
+A name that is not declared here is refused everywhere. METHODOLOGY.md has the formulas with their sources.
 """
 
-import dataclasses
-from collections.abc import Callable, Sequence
-from typing import Literal
+from typing import Any
 
+from benchmarks.harness.declaration import Metric, Observations
 from benchmarks.harness.errors import UndeclaredMetricError
-from benchmarks.harness.stats import quantile
-from benchmarks.harness.timing import RunTiming
+from benchmarks.harness.traffic import (
+    goodput,
+    hit_rate,
+    mean_tokens_per_s,
+    peak_tokens_per_s,
+    requests_per_s,
+    tpot_by_token_s,
+)
 
-Observations = Sequence[float]
+__all__ = ["METRICS", "STREAM_METRICS", "TRAFFIC_METRICS", "WORK_METRICS", "Metric", "metric"]
 
-
-@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class Metric:
-    """One declaration.
-
-    `observe` turns a run into its observations (one per run, or one per token gap); `q` is the quantile that sums
-    them up, pooled. A metric without `observe` compares two arms. `gate` says whether a regression of it may fail a
-    build; the others are reported only. asv knows nothing but lower-is-better, so a metric that is better when it
-    is higher is stored under `asv_name` as the positive cost `1 / value`.
-    """
-
-    name: str
-    title: str
-    unit: str
-    formula: str
-    better: Literal["lower", "higher"]
-    gate: bool
-    q: float = 0.5
-    observe: Callable[[RunTiming], Observations] | None = None
-    asv_name: str
-    asv_unit: str
-
-    @property
-    def compares_arms(self) -> bool:
-        return self.observe is None
-
-    def cost(self, value: float) -> float:
-        """The lower-is-better number that asv stores, in `asv_unit`."""
-        return value if self.better == "lower" else 1 / value
-
-    def sample(self, run: RunTiming) -> float | None:
-        """This metric of a single run, or None where it is undefined."""
-        assert self.observe is not None, f"{self.name} compares arms"
-        return quantile(self.observe(run), self.q)
+_FLOOR = 0.01
+"""Below one percent no change of a latency is called one: placement of memory alone moves that much."""
 
 
 def _if_defined(value: float | None) -> Observations:
     return () if value is None else (value,)
 
 
-_DECLARED = (
-    Metric(
-        name="ttft_s",
-        title="TTFT",
-        unit="s",
-        formula="first token - sent; median over runs",
-        better="lower",
+def _latency(name: str, title: str, formula: str, *, gate: bool, floor_s: float, **how: Any) -> Metric:
+    usual: dict[str, Any] = {"unit": "s", "weighting": "request", "better": "lower", "floor_relative": _FLOOR}
+    return Metric(name=name, title=title, formula=formula, gate=gate, floor_absolute=floor_s, **usual | how)
+
+
+def _rate(name: str, title: str, formula: str, **how: Any) -> Metric:
+    usual: dict[str, Any] = {"unit": "tokens/s", "weighting": "request", "better": "higher", "floor_relative": _FLOOR}
+    return Metric(name=name, title=title, formula=formula, gate=False, **usual | how)
+
+
+def _count(name: str, unit: str, formula: str) -> Metric:
+    title = name.removeprefix("num_").replace("_", " ").replace("kv", "KV").replace("flops", "FLOPs")
+    return Metric(
+        name=name, title=title[0].upper() + title[1:], unit=unit, formula=formula, weighting="count", better="lower",
         gate=True,
-        observe=lambda run: _if_defined(run.ttft_s),
-        asv_name="ttft_s",
-        asv_unit="seconds",
+    )  # fmt: skip
+
+
+_LATENCIES = (
+    _latency(
+        "ttft_s", "TTFT", "first token - arrival; median over runs",
+        gate=True, floor_s=50e-6, observe=lambda run: _if_defined(run.ttft_s),
     ),
-    Metric(
-        name="itl_p50_s",
-        title="ITL p50",
-        unit="s",
-        formula="median of the gaps between consecutive output tokens, pooled over runs",
-        better="lower",
-        gate=True,
-        observe=lambda run: run.itls_s or (),
-        asv_name="itl_p50_s",
-        asv_unit="seconds",
+    _latency(
+        "queue_wait_s", "Queue wait", "admitted - arrival; median over runs",
+        gate=False, floor_s=50e-6, observe=lambda run: _if_defined(run.queue_wait_s),
     ),
-    Metric(
-        name="itl_p90_s",
-        title="ITL p90",
-        unit="s",
-        formula="90th percentile of the gaps between consecutive output tokens, pooled over runs",
-        better="lower",
-        gate=False,
-        q=0.9,
-        observe=lambda run: run.itls_s or (),
-        asv_name="itl_p90_s",
-        asv_unit="seconds",
+    _latency(
+        "itl_p50_s", "ITL p50", "median of the gaps between consecutive output tokens, pooled over runs",
+        gate=True, floor_s=5e-6, weighting="gap", observe=lambda run: run.itls_s or (),
     ),
-    Metric(
-        name="tpot_s",
-        title="TPOT",
-        unit="s",
-        formula="(E2E - TTFT) / (tokens - 1); median over runs",
-        better="lower",
-        gate=False,
-        observe=lambda run: _if_defined(run.tpot_s),
-        asv_name="tpot_s",
-        asv_unit="seconds",
+    _latency(
+        "itl_p90_s", "ITL p90", "90th percentile of the gaps between consecutive output tokens, pooled over runs",
+        gate=False, floor_s=5e-6, weighting="gap", q=0.9, observe=lambda run: run.itls_s or (),
     ),
-    Metric(
-        name="e2e_s",
-        title="E2E",
-        unit="s",
-        formula="last token - sent; median over runs",
-        better="lower",
-        gate=True,
-        observe=lambda run: _if_defined(run.e2e_s),
-        asv_name="e2e_s",
-        asv_unit="seconds",
+    _latency(
+        "itl_p99_s", "ITL p99", "99th percentile of the gaps between consecutive output tokens, pooled over runs",
+        gate=False, floor_s=5e-6, weighting="gap", q=0.99, observe=lambda run: run.itls_s or (),
     ),
-    Metric(
-        name="decode_tokens_per_s",
-        title="Decode rate",
-        unit="tokens/s",
-        formula="(tokens - 1) / (E2E - TTFT); median over runs",
-        better="higher",
-        gate=False,
+    _latency(
+        "step_gap_p50_s", "Step gap", "median of the gaps between arrivals, whatever number of tokens each brought",
+        gate=False, floor_s=5e-6, weighting="gap", observe=lambda run: run.step_gaps_s,
+    ),
+    _latency(
+        "tpot_s", "TPOT", "(E2E - TTFT) / (tokens - 1); median over runs, each run counts once",
+        gate=False, floor_s=5e-6, observe=lambda run: _if_defined(run.tpot_s),
+    ),
+    _latency(
+        "tpot_by_token_s", "TPOT by token", "sum of (E2E - TTFT) / sum of (tokens - 1) over all runs",
+        gate=False, floor_s=5e-6, weighting="token", over=tpot_by_token_s,
+    ),
+    _latency(
+        "e2e_s", "E2E", "last token - arrival; median over runs",
+        gate=True, floor_s=50e-6, observe=lambda run: _if_defined(run.e2e_s),
+    ),
+)  # fmt: skip
+
+_RATES = (
+    _rate(
+        "prefill_tokens_per_s", "Prefill rate", "prompt positions run / (first token - admitted); median over runs",
+        observe=lambda run: _if_defined(run.prefill_tokens_per_s),
+    ),
+    _rate(
+        "decode_tokens_per_s", "Decode rate", "(tokens - 1) / (E2E - TTFT); median over runs",
         observe=lambda run: _if_defined(run.decode_tokens_per_s),
-        asv_name="decode_s_per_token",
-        asv_unit="seconds",
     ),
+    _rate(
+        "e2e_tokens_per_s", "End-to-end rate", "tokens / E2E; median over runs",
+        observe=lambda run: _if_defined(run.e2e_tokens_per_s),
+    ),
+    _rate(
+        "mean_tokens_per_s", "Mean throughput", "output tokens of all requests / (last token - first arrival)",
+        weighting="window", over=mean_tokens_per_s,
+    ),
+    _rate(
+        "peak_tokens_per_s", "Peak throughput", "highest output token rate over any span of at least a second",
+        weighting="window", over=peak_tokens_per_s,
+    ),
+    _rate(
+        "requests_per_s", "Request rate", "finished requests / (last token - first arrival)",
+        weighting="window", unit="requests/s", over=requests_per_s,
+    ),
+    _rate(
+        "goodput_requests_per_s", "Goodput", "requests that met every stated limit / (last token - first arrival)",
+        weighting="window", unit="requests/s", judged=lambda runs, limits: goodput(runs, limits).good_per_s,
+    ),
+    _rate(
+        "hit_rate", "Hit rate", "prompt tokens found in a cache / prompt tokens, all requests together",
+        weighting="window", unit="share", over=hit_rate,
+    ),
+)  # fmt: skip
+
+_RATIOS = (
     Metric(
-        name="speedup",
-        title="Speedup",
-        unit="x",
+        name="speedup", title="Speedup", unit="x", weighting="pair", better="higher", gate=True, floor_relative=_FLOOR,
         formula="E2E of the slow arm / E2E of the fast arm, within a pair of runs; median over pairs",
-        better="higher",
-        gate=True,
-        asv_name="fast_per_slow_time",
-        asv_unit="ratio",
     ),
+)  # fmt: skip
+
+_COUNTS = (
+    _count("flops", "FLOP", "floating-point operations of matrix products and attention, a multiply-add counts two"),
+    _count("num_operators", "operators", "operators that reached a device backend, views and copies included"),
+    _count("allocated_bytes", "bytes", "sum of the sizes of all tensor storages that operators made"),
+    _count("peak_bytes", "bytes", "most bytes of such storages alive at once, above the level before"),
+    _count("num_kernel_launches", "launches", "kernels launched on the CUDA device"),
+    _count("num_graph_breaks", "breaks", "places where a compiled graph fell back to Python"),
+    _count("num_forwards", "forwards", "runs of the model, one per step and request"),
+    _count("num_tokens_prefilled", "tokens", "prompt positions that were run for the first time"),
+    _count("num_tokens_recomputed", "tokens", "positions that were run again"),
+    _count("num_tokens_decoded", "tokens", "positions of output tokens that were run for the first time"),
+    _count("kv_bytes", "bytes", "bytes of keys and values that the request holds at its end"),
+    _count("num_kv_blocks", "blocks", "KV blocks that the request holds at its end"),
 )
 
-METRICS = {metric.name: metric for metric in _DECLARED}
-STREAM_METRICS = tuple(metric.name for metric in _DECLARED if not metric.compares_arms)
-"""The metrics that every streamed run yields."""
+METRICS = {each.name: each for each in (*_LATENCIES, *_RATES, *_RATIOS, *_COUNTS)}
+
+STREAM_METRICS = tuple(name for name, each in METRICS.items() if each.observe is not None or each.weighting == "token")
+"""The metrics that runs yield that were sent one after another, each in a window of its own."""
+
+TRAFFIC_METRICS = tuple(name for name, each in METRICS.items() if each.weighting == "window")
+"""The metrics that ask for all requests of one window."""
+
+WORK_METRICS = tuple(name for name, each in METRICS.items() if each.is_exact)
 
 
 def metric(name: str) -> Metric:

@@ -10,8 +10,13 @@ from typing import Any
 
 from benchmarks.harness.errors import InstrumentError
 from benchmarks.harness.metrics import Metric
+from benchmarks.harness.series import outliers
 from benchmarks.harness.stats import min_samples_for, quantile, quantile_interval, relative_spread
 from benchmarks.harness.timing import RunTiming
+from benchmarks.harness.traffic import Limits
+
+SCHEMA = 2
+"""The version of what `BenchmarkResult.as_dict` writes."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -39,7 +44,7 @@ class Measurement:
     @property
     def is_too_small(self) -> bool:
         """Whether the observations are too few to bound the value from above."""
-        return self.num_observations < min_samples_for(self.metric.q)
+        return not self.metric.is_exact and self.num_observations < min_samples_for(self.metric.q)
 
     @property
     def best(self) -> float | None:
@@ -51,6 +56,11 @@ class Measurement:
     def spread(self) -> float | None:
         return relative_spread(self.samples)
 
+    @property
+    def outliers(self) -> tuple[int, ...]:
+        """Which samples lie far from the others. They are labelled and stay in."""
+        return () if self.metric.is_exact else outliers(self.samples)
+
     def as_dict(self) -> dict[str, Any]:
         """JSON-ready, self-describing: name, unit and direction stand beside the numbers."""
         return {
@@ -59,21 +69,37 @@ class Measurement:
             "unit": self.metric.unit,
             "better": self.metric.better,
             "gate": self.metric.gate,
+            "exact": self.metric.is_exact,
             "value": self.value,
             "low": self.low,
             "high": self.high,
             "n": self.num_observations,
             "n_too_small": self.is_too_small,
             "spread": self.spread,
+            "outliers": list(self.outliers),
             "samples": list(self.samples),
         }
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Flag:
+    """Why a number is not to be trusted without a second look.
+
+    `kind` is one of warm-up, first, drift, step, outlier, contaminated, near-tie, resolution; `arm` is "" where it
+    concerns the whole case.
+    """
+
+    kind: str
+    arm: str
+    what: str
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class BenchmarkResult:
     """Everything that one case of one benchmark test measured.
 
-    `benchmark` is the test's node id without its parameters, `case` the parameters' id ("" without any).
+    `benchmark` is the test's node id without its parameters, `case` the parameters' id ("" without any). `runs` holds
+    the event log of every run, `details` what is too long for a table, such as the histogram of operators.
     """
 
     benchmark: str
@@ -81,37 +107,94 @@ class BenchmarkResult:
     params: Mapping[str, Any]
     measurements: tuple[Measurement, ...]
     provenance: Mapping[str, Any]
+    flags: tuple[Flag, ...] = ()
     notes: tuple[str, ...] = ()
+    runs: Mapping[str, Sequence[RunTiming]] = dataclasses.field(default_factory=dict)
+    details: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+
+    @property
+    def is_contaminated(self) -> bool:
+        """Whether something else ran on the machine meanwhile: such a result is shown, and never used."""
+        return any(flag.kind == "contaminated" for flag in self.flags)
 
     def as_dict(self) -> dict[str, Any]:
+        """JSON-ready. `archive.py` reads it back."""
         return {
+            "schema": SCHEMA,
+            "benchmark": self.benchmark,
+            "case": self.case,
+            "params": {name: value if _is_plain(value) else str(value) for name, value in self.params.items()},
             "measurements": [measurement.as_dict() for measurement in self.measurements],
-            "provenance": dict(self.provenance),
+            "runs": {arm: [_log_of(run) for run in runs] for arm, runs in self.runs.items()},
+            "flags": [dataclasses.asdict(flag) for flag in self.flags],
             "notes": list(self.notes),
+            "details": dict(self.details),
+            "provenance": dict(self.provenance),
         }
 
 
-def summarise_runs(metric: Metric, arm: str, runs: Sequence[RunTiming]) -> Measurement:
-    """Pool the observations of all runs; every run also gives one sample of its own where it is defined."""
-    assert metric.observe is not None, f"{metric.name} compares arms"
-    pooled = [value for run in runs for value in metric.observe(run)]
+def _is_plain(value: object) -> bool:
+    return value is None or isinstance(value, str | int) or (isinstance(value, float) and math.isfinite(value))
+
+
+def _log_of(run: RunTiming) -> dict[str, Any]:
+    """The event log, its times counted from sending; what is None or empty stays out."""
+    log: dict[str, Any] = {
+        "request_id": run.request_id,
+        "sent_ns": 0,
+        "scheduled_ns": _since(run.sent_ns, run.scheduled_ns),
+        "admitted_ns": _since(run.sent_ns, run.admitted_ns),
+        "stamps": [[stamp.at_ns - run.sent_ns, stamp.num_tokens] for stamp in run.stamps],
+        "num_prompt_tokens": run.num_prompt_tokens,
+        "num_cached": run.num_cached,
+        "num_prefilled": run.num_prefilled,
+        "finish_reason": run.finish_reason,
+        "error": run.error,
+    }
+    return {name: value for name, value in log.items() if value is not None and value != ""}
+
+
+def _since(start_ns: int, at_ns: int | None) -> int | None:
+    return None if at_ns is None else at_ns - start_ns
+
+
+def summarise_runs(metric: Metric, arm: str, runs: Sequence[RunTiming], limits: Limits | None = None) -> Measurement:
+    """Sum up all runs together; every run also gives one sample of its own where it is defined.
+
+    `limits` are what goodput judges by. A window's metric has one sample, the window.
+    """
+    if metric.weighting == "window":
+        value = metric.summary(runs, limits)
+        return _measurement(metric, arm, value, () if value is None else (value,), len(runs))
     samples = [value for value in map(metric.sample, runs) if value is not None]
-    return _measurement(metric, arm, pooled, samples)
+    pooled = [value for run in runs for value in metric.observe(run)] if metric.observe else samples
+    return _measurement(metric, arm, metric.summary(runs), samples, len(pooled))
 
 
 def summarise_values(metric: Metric, arm: str, values: Sequence[float]) -> Measurement:
     """A measurement from one finished number per pair of runs."""
-    return _measurement(metric, arm, values, values)
+    return _measurement(metric, arm, quantile(values, metric.q), values, len(values))
 
 
-def _measurement(metric: Metric, arm: str, pooled: Sequence[float], samples: Sequence[float]) -> Measurement:
+def exact_count(metric: Metric, arm: str, count: float | None) -> Measurement:
+    """A measurement of work: one number, the same on every run, and so its own interval."""
+    assert metric.is_exact, f"{metric.name} is no count"
+    samples = () if count is None else (count,)
+    return Measurement(
+        metric=metric, arm=arm, value=count, samples=samples, num_observations=len(samples), low=count, high=count
+    )
+
+
+def _measurement(
+    metric: Metric, arm: str, value: float | None, samples: Sequence[float], num_observations: int
+) -> Measurement:
     interval = quantile_interval(samples, 0.5)
     return Measurement(
         metric=metric,
         arm=arm,
-        value=quantile(pooled, metric.q),
+        value=value,
         samples=tuple(samples),
-        num_observations=len(pooled),
+        num_observations=num_observations,
         low=interval.low,
         high=interval.high,
     )
