@@ -73,6 +73,11 @@ class Engine:
     def has_work(self) -> bool:
         return self._scheduler.has_work
 
+    @property
+    def kv_bytes(self) -> int:
+        """Bytes that the keys and values of running requests take, reserved positions included."""
+        return sum(run.cache.num_bytes for run in self._runs.values())
+
     def add_request(
         self, prompt: Prompt, params: SamplingParams | None = None, *, request_id: str | None = None
     ) -> str:

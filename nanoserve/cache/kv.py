@@ -15,6 +15,11 @@ class KVCache(Protocol):
     num_cached: int
     """Positions whose keys and values are stored: the next forward runs the positions from here on."""
 
+    @property
+    def num_bytes(self) -> int:
+        """Memory that the cache takes, positions that are reserved and not yet stored included."""
+        ...
+
     def extend(self, layer: int, keys: torch.Tensor, values: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """Store new keys and values [new, kv_heads, head_dim]; return all of them as [kv_heads, context, head_dim].
 
@@ -32,6 +37,7 @@ class NoCache:
     """Stores nothing: each step runs every position again. The naive path that a cache is measured against."""
 
     num_cached = 0
+    num_bytes = 0
 
     def extend(self, layer: int, keys: torch.Tensor, values: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         return keys.transpose(0, 1), values.transpose(0, 1)
