@@ -1,11 +1,15 @@
-"""The real clock: monotonic nanoseconds, read only when the device has nothing left to do.
+"""The real clocks: monotonic nanoseconds read when the device has nothing left to do, and the device's own events.
 
 Knows how each kind of device is waited for. A kernel launch returns before the kernel has run, so a clock that
 does not wait measures the launch.
 """
 
+import itertools
 import time
 from collections.abc import Callable
+from typing import Any, Protocol
+
+_MAX_READS = 100_000
 
 
 class DeviceClock:
@@ -19,9 +23,69 @@ class DeviceClock:
         return time.perf_counter_ns()
 
 
+class EventTimer:
+    """Seconds that a call keeps one device busy (`cpu`, `cuda`, `cuda:N`).
+
+    On CUDA between two events on the current stream: no host work before the first kernel, after the last, or
+    hidden behind kernels is counted, nor is what was queued earlier, nor work that the call puts on other streams.
+    On a CPU between two stamps of DeviceClock.
+    """
+
+    def __init__(self, device: str = "cpu") -> None:
+        self._seconds = _event_seconds(device) if _is_cuda(device) else _host_seconds(DeviceClock(device))
+
+    def seconds(self, call: Callable[[], object]) -> float:
+        """Run the call once, to its end on the device."""
+        return self._seconds(call)
+
+
+class _Clock(Protocol):
+    def now_ns(self) -> int: ...
+
+
+def timer_resolution_ns(clock: _Clock, max_reads: int = _MAX_READS) -> int | None:
+    """The smallest step between two consecutive reads that differ: no shorter time can be told from none.
+
+    Includes the cost of a read, whichever is larger. None for a clock that does not move within `max_reads` reads.
+    """
+    reads = [clock.now_ns() for _ in range(max_reads)]
+    steps = [after - before for before, after in itertools.pairwise(reads) if after > before]
+    return min(steps, default=None)
+
+
+def _is_cuda(device: str) -> bool:
+    return device.startswith("cuda")
+
+
 def _barrier(device: str) -> Callable[[], None]:
-    if not device.startswith("cuda"):
+    if not _is_cuda(device):
         return lambda: None
     import torch
 
     return lambda: torch.cuda.synchronize(device)
+
+
+def _host_seconds(clock: DeviceClock) -> Callable[[Callable[[], object]], float]:
+    def seconds(call: Callable[[], object]) -> float:
+        start_ns = clock.now_ns()
+        call()
+        return (clock.now_ns() - start_ns) / 1e9
+
+    return seconds
+
+
+def _event_seconds(device: str) -> Callable[[Callable[[], object]], float]:
+    import torch
+
+    cuda: Any = torch.cuda  # its events are untyped
+
+    def seconds(call: Callable[[], object]) -> float:
+        with cuda.device(device):
+            start, end = (cuda.Event(enable_timing=True) for _ in range(2))
+            start.record()
+            call()
+            end.record()
+            end.synchronize()
+            return float(start.elapsed_time(end)) / 1e3
+
+    return seconds
