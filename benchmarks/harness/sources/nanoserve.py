@@ -1,0 +1,128 @@
+"""nanoserve as a subject: something that streams tokens, tells what it holds, and says what it is.
+
+The only file that imports nanoserve, and only inside functions and by public names: what an older commit cannot do
+is known here and nowhere else.
+"""
+
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from benchmarks.harness.errors import InstrumentError
+from benchmarks.harness.timing import Emission
+
+if TYPE_CHECKING:
+    from nanoserve.engine import Engine
+    from nanoserve.weights import LoadedModel
+
+
+class UnusableSubjectError(InstrumentError):
+    """The model or the device cannot be had; the message is nanoserve's own. `is_fetch` tells an index out of reach."""
+
+    def __init__(self, message: str, *, is_fetch: bool = False) -> None:
+        super().__init__(message)
+        self.is_fetch = is_fetch
+
+
+def package_folder() -> Path:
+    """Where the nanoserve that is measured lies."""
+    import nanoserve
+
+    return Path(nanoserve.__file__).parent
+
+
+def choose_device(name: str) -> str:
+    """`auto`, `cpu`, `cuda` or `cuda:N` as the device that will be used. Raises UnusableSubjectError."""
+    from nanoserve.errors import ConfigError
+    from nanoserve.weights import resolve_device
+
+    try:
+        return str(resolve_device(name))
+    except ConfigError as error:
+        raise UnusableSubjectError(str(error)) from None
+
+
+class NanoserveSubject:
+    """One loaded model. Arms are told apart by the options of `Engine`, such as `cache`; each has an engine."""
+
+    def __init__(self, loaded: "LoadedModel", name: str) -> None:
+        self._loaded = loaded
+        self._engines: dict[tuple[tuple[str, Any], ...], Engine] = {}
+        self.name = name
+        self.vocab_size = loaded.config.vocab_size
+        self.relative_tolerance = 8 * _epsilon(loaded.dtype)
+
+    @classmethod
+    def load(cls, name: str, device: str, dtype: str) -> "NanoserveSubject":
+        """Load a model of the catalog, a folder, a GGUF file or a hub id. Raises UnusableSubjectError."""
+        from nanoserve import EngineConfig
+        from nanoserve.errors import FetchError, NanoserveError
+        from nanoserve.weights import load_model
+
+        try:
+            return cls(load_model(EngineConfig(model=name, device=device, dtype=dtype)), name)
+        except NanoserveError as error:
+            raise UnusableSubjectError(str(error), is_fetch=isinstance(error, FetchError)) from error
+
+    def stream(self, prompt_ids: Sequence[int], num_new_tokens: int, **arm: Any) -> Iterator[Emission]:
+        from nanoserve import SamplingParams
+
+        params = SamplingParams(max_new_tokens=num_new_tokens, ignore_eos=True)
+        for event in self._engine(**arm).stream(prompt_ids, params):
+            yield Emission(
+                token_ids=(event.token_id,),
+                finish_reason=event.finish_reason,
+                num_cached=event.num_cached,
+                num_prefilled=event.num_prefilled,
+            )
+
+    def next_logits(self, token_ids: Sequence[int]) -> Sequence[float]:
+        import torch
+
+        from nanoserve.cache.kv import NoCache
+
+        with torch.inference_mode():
+            ids = torch.tensor(token_ids, device=self._loaded.device)
+            positions = torch.arange(len(token_ids), device=self._loaded.device)
+            hidden = self._loaded.model(ids, positions, NoCache())
+            return self._loaded.model.compute_logits(hidden[-1:])[0].tolist()
+
+    def kv_bytes(self, **arm: Any) -> int | None:
+        return getattr(self._engine(**arm), "kv_bytes", None)
+
+    def num_kv_blocks(self, **arm: Any) -> int | None:
+        return getattr(self._engine(**arm), "num_kv_blocks", None)
+
+    def describe(self) -> dict[str, Any]:
+        """The subject's part of the provenance."""
+        import torch
+
+        return {
+            "model": self.name,
+            "weights": self._loaded.weights,
+            "dtype": str(self._loaded.dtype).removeprefix("torch."),
+            "device": str(self._loaded.device),
+            "device_name": _device_name(self._loaded.device),
+            "num_threads": torch.get_num_threads(),
+            "attention": "scaled_dot_product_attention",
+        }
+
+    def _engine(self, **arm: Any) -> "Engine":
+        from nanoserve import Engine
+
+        key = tuple(sorted(arm.items()))
+        if key not in self._engines:
+            self._engines[key] = Engine(self._loaded, **arm)
+        return self._engines[key]
+
+
+def _epsilon(dtype: Any) -> float:
+    import torch
+
+    return torch.finfo(dtype).eps
+
+
+def _device_name(device: Any) -> str | None:
+    import torch
+
+    return torch.cuda.get_device_name(device) if device.type == "cuda" else None
