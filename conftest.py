@@ -4,6 +4,7 @@ A bare `pytest` runs every benchmark once, untimed, as a test. Asking for a meas
 `--benchmark-only`, `--benchmark-enable`, or any option that stores or compares one.
 """
 
+import math
 import os
 import random
 import sys
@@ -20,6 +21,7 @@ _ASKS_FOR_TIMING = ("only", "enable", "json", "save", "autosave", "compare", "co
 _MARKERS = (
     "gpu: needs a CUDA device; skipped without one",
     "slow: takes minutes; runs with --slow or `-m slow`",
+    "prove_red: swaps a wrong formula in and sees the tests fail; runs with --prove-red",
     "desk: a case too slow to be measured sixteen times; asv leaves it out",
     "arms(name={option: value}, ...): the arms that take turns inside one benchmark",
     "quantities(name, ...): the metrics that a benchmark promises to measure",
@@ -31,14 +33,36 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     group.addoption("--device", default="auto", help="auto, cpu, cuda or cuda:N (default: auto)")
     group.addoption("--model", help="catalog name, folder, GGUF file or hub id (default: by device)")
     group.addoption("--dtype", default="auto", help="auto, float32, bfloat16 or float16 (default: auto)")
-    group.addoption("--samples", type=_positive, default=6, help="timed runs per arm of a benchmark (default: 6)")
+    group.addoption("--samples", type=_whole("--samples", 1), default=6, help="timed runs per arm (default: 6)")
+    group.addoption(
+        "--max-warmups", type=_whole("--max-warmups", 0), default=5, help="warm-up runs per arm, at most (default: 5)"
+    )
+    group.addoption(
+        "--max-warmup-s", type=_seconds, default=10.0, help="seconds of warm-up per case, at most (default: 10)"
+    )
+    group.addoption(
+        "--prove-red", action="store_true", help="run nothing but the proof that wrong formulas turn the tests red"
+    )
     group.addoption("--slow", action="store_true", help="also run the tests marked slow")
 
 
-def _positive(text: str) -> int:
-    if not text.isdecimal() or int(text) < 1:
-        raise pytest.UsageError(f"--samples must be a whole number of at least 1, not {text!r}")
-    return int(text)
+def _whole(option: str, least: int):
+    def read(text: str) -> int:
+        if not text.isdecimal() or int(text) < least:
+            raise pytest.UsageError(f"{option} must be a whole number of at least {least}, not {text!r}")
+        return int(text)
+
+    return read
+
+
+def _seconds(text: str) -> float:
+    try:
+        seconds = float(text)
+    except ValueError:
+        seconds = -1.0
+    if not 0 <= seconds < math.inf:
+        raise pytest.UsageError(f"--max-warmup-s must be a number of seconds, not {text!r}")
+    return seconds
 
 
 @pytest.hookimpl(tryfirst=True)
@@ -57,6 +81,8 @@ def pytest_configure(config: pytest.Config) -> None:
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     if config.getoption("benchmark_only"):
         _deselect(config, items, lambda item: "benchmark" not in getattr(item, "fixturenames", ()))
+    proves = config.getoption("--prove-red")
+    _deselect(config, items, lambda item: (item.get_closest_marker("prove_red") is not None) != proves)
     if not config.getoption("--slow") and "slow" not in config.getoption("-m"):
         _deselect(config, items, lambda item: item.get_closest_marker("slow") is not None)
 

@@ -1,6 +1,8 @@
 """`python -m benchmarks`: the instrument on a command line."""
 
 import sys
+from pathlib import Path
+from typing import Annotated
 
 import typer
 
@@ -11,11 +13,6 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     rich_markup_mode=None,
 )
-
-
-@app.callback()
-def _commands() -> None:
-    """Keep `doctor` a subcommand while it is the only one."""
 
 
 @app.command()
@@ -33,6 +30,69 @@ def doctor() -> None:
     findings = examine()
     typer.echo(render(findings))
     sys.exit(any(finding.state == "missing" for finding in findings))
+
+
+@app.command()
+def report(
+    files: Annotated[
+        list[Path] | None,
+        typer.Argument(help="Results of --benchmark-json or -autosave (default: the newest below .benchmarks)"),
+    ] = None,
+    output: Annotated[
+        Path, typer.Option(metavar="PATH", help="The page to write; a .csv and an .md are put beside it")
+    ] = Path(".benchmarks/report.html"),
+) -> None:
+    """Make one HTML page of what was measured, with a CSV and a Markdown file beside it.
+
+    The page needs no network: tables, curves with fits, distributions of gaps, counts of work, provenance, and what
+    is not to be trusted. Several files are shown side by side. Exit status 2, and nothing written, when a file cannot
+    be read or holds something else.
+
+    \b
+    Examples:
+      pytest --benchmark-only --benchmark-autosave && python -m benchmarks report
+      pytest --benchmark-only --benchmark-json base.json
+      python -m benchmarks report base.json head.json --output compare.html
+    """
+    from benchmarks.harness.archive import newest_file
+    from benchmarks.harness.errors import InstrumentError
+    from benchmarks.harness.exports import write_report
+
+    try:
+        paths = write_report(files or [newest_file(Path(".benchmarks"))], output)
+    except (InstrumentError, OSError) as error:
+        typer.echo(f"error: {error}", err=True)
+        sys.exit(2)
+    for path in paths:
+        typer.echo(path)
+
+
+@app.command()
+def counts(
+    base: Annotated[Path, typer.Argument(help="Results of --benchmark-json, before a change")],
+    head: Annotated[Path, typer.Argument(help="Results of --benchmark-json, after it")],
+) -> None:
+    """Compare counts of work exactly: operators, FLOPs, bytes, tokens recomputed. Times are not looked at.
+
+    Exit status 0 when no count got worse, 1 when one did, if only by one, 4 when a count is missing on either side
+    (and so when nothing was compared), 2 when a file cannot be read.
+
+    \b
+    Example:
+      pytest --benchmark-only benchmarks/bench_work.py --benchmark-json base.json
+      ... change something, measure again into head.json ...
+      python -m benchmarks counts base.json head.json
+    """
+    from benchmarks.harness.count_gate import compare_counts
+    from benchmarks.harness.errors import InstrumentError
+
+    try:
+        code, told = compare_counts(base, head)
+    except (InstrumentError, OSError) as error:
+        typer.echo(f"error: {error}", err=True)
+        sys.exit(2)
+    typer.echo(told)
+    sys.exit(code)
 
 
 if __name__ == "__main__":

@@ -1,14 +1,15 @@
 """The sampling loop on a scripted subject: what runs, in which order, on which prompt, and what is refused."""
 
-import dataclasses
+import gc
 import itertools
 from types import SimpleNamespace
 
 import pytest
 
 from benchmarks.harness.errors import InstrumentError, UndeclaredMetricError, WrongOutputError
-from benchmarks.harness.measure import Measure, Plan
+from benchmarks.harness.measure import Measure, Plan, WarmUp
 from benchmarks.harness.replay import replay, replayed_seconds
+from benchmarks.harness.timing import Emission
 from benchmarks.harness.verify import check_same_tokens, first_difference
 from benchmarks.harness.workload import Workload
 
@@ -26,20 +27,15 @@ class ScriptedClock:
         return self.ns
 
 
-@dataclasses.dataclass
-class Emitted:
-    token_ids: tuple[int, ...]
-    finish_reason: str | None = None
-
-
 class ScriptedSubject:
     """Answers every prompt with `tokens` and keeps a log. An arm's options: time per token, other tokens, chunks."""
 
     vocab_size = 1000
 
-    def __init__(self, clock, tokens=(1, 2, 3, 4), reason="length", logits=(), relative_tolerance=0.0):
+    def __init__(self, clock, *, tokens=(1, 2, 3, 4), reason="length", logits=(), relative_tolerance=0.0, speeds=()):
         self.clock, self.tokens, self.reason = clock, tokens, reason
         self.logits, self.relative_tolerance = logits, relative_tolerance
+        self.speeds = speeds
         self.prompts, self.order, self.asked = [], [], []
 
     def stream(self, prompt_ids, num_new_tokens, *, name="", step_ms=1, tokens=None, at_once=False):
@@ -49,23 +45,35 @@ class ScriptedSubject:
         tokens = tokens or self.tokens
         for chunk in [tokens] if at_once else [(token,) for token in tokens]:
             self.clock.ns += step_ms * MS * self.slowness
-            yield Emitted(tuple(chunk))
-        yield Emitted((), self.reason)
+            yield Emission(token_ids=tuple(chunk))
+        yield Emission(finish_reason=self.reason)
 
     @property
     def slowness(self):
-        """The machine slows down from prompt to prompt, for all arms alike."""
-        return len(dict.fromkeys(self.prompts))
+        """How the machine does from prompt to prompt, for all arms alike: as told, else slower and slower."""
+        number = len(dict.fromkeys(self.prompts))
+        return self.speeds[min(number, len(self.speeds)) - 1] if self.speeds else number
 
     def next_logits(self, token_ids):
         self.asked.append(list(token_ids))
         return self.logits
 
 
-def measure_of(arms, quantities=("ttft_s",), num_samples=1, num_warmups=0, say=lambda text: None, **subject):
+def measure_of(
+    arms,
+    quantities=("ttft_s",),
+    *,
+    num_samples=1,
+    num_warmups=0,
+    max_warmup_s=60.0,
+    say=lambda text: None,
+    before_sample=lambda: None,
+    **subject,
+):
     clock = ScriptedClock()
-    plan = Plan(name="growth", quantities=quantities, arms=arms, num_samples=num_samples, num_warmups=num_warmups)
-    measure = Measure(plan, ScriptedSubject(clock, **subject), clock, say)
+    warm_up = WarmUp(max_runs=num_warmups, max_s=max_warmup_s)
+    plan = Plan(name="growth", quantities=quantities, arms=arms, num_samples=num_samples, warm_up=warm_up)
+    measure = Measure(plan, ScriptedSubject(clock, **subject), clock, say, before_sample)
     return measure, measure._subject, clock
 
 
@@ -91,6 +99,101 @@ def test_warm_ups_leave_no_sample():
     assert [(m.arm, m.num_observations) for m in measure.measurements] == [("a", 3), ("b", 3)]
     assert min(m.samples[0] for m in measure.measurements) * 1e3 == 3.0  # the third prompt is the first one measured
     assert clock.num_reads == 2 * (2 + 3) * (1 + 4)
+
+
+def warmed_up(speeds, *, arms=1, **limits):
+    """Warm up where prompt n takes `speeds[n]` ms a token, the last one for ever; return the number of runs as well."""
+    measure, subject, _ = measure_of(named(*"abc"[:arms]), num_samples=6, speeds=speeds, **limits)
+    measure.stream(**STREAM)
+    return measure, len(subject.prompts) - 6 * arms
+
+
+def test_warming_up_ends_once_two_runs_agree():
+    measure, num_runs = warmed_up([50, 9, 5, 5, 5], num_warmups=10)
+    assert num_runs == 4
+    assert measure.details["warm_up"] == {"num_runs": 4, "is_settled": True}
+    assert measure.flags == []
+
+
+@pytest.mark.parametrize(
+    ("limits", "num_runs"),
+    [({"num_warmups": 3}, 3), ({"num_warmups": 99, "max_warmup_s": 0.5}, 2)],  # 4 tokens of 100 ms, then of 80
+)
+def test_warming_up_ends_at_the_first_of_two_limits_and_says_so(limits, num_runs):
+    measure, found = warmed_up([100, 80, 60, 45, 30, 20, 10, 5, 5, 5], **limits)
+    assert found == num_runs
+    flag = next(flag for flag in measure.flags if flag.kind == "warm-up")
+    assert (flag.arm, flag.what[:39]) == ("a", f"was still changing after {num_runs} warm-up runs")
+
+
+def test_one_warm_up_can_not_tell_whether_it_settled():
+    measure, num_runs = warmed_up([5], num_warmups=1)
+    assert (num_runs, measure.details["warm_up"]["is_settled"]) == (1, None)
+
+
+def test_all_arms_warm_up_until_the_last_has_settled():
+    _, num_runs = warmed_up([50, 20, 5, 5, 5], arms=2, num_warmups=10)
+    assert num_runs == 2 * 4
+
+
+@pytest.mark.parametrize(
+    ("speeds", "kind"),
+    [
+        ([5, 5, 90, 10, 10, 10, 10, 10], "first"),
+        ([5, 5, 10, 10, 10, 10, 10, 10, 30, 30, 30, 30, 30, 30], "step"),
+    ],
+)
+def test_what_is_odd_about_a_series_is_flagged(speeds, kind):
+    measure, *_ = measure_of(named("a"), num_samples=len(speeds) - 2, num_warmups=2, speeds=speeds)
+    measure.stream(**STREAM)
+    assert kind in {flag.kind for flag in measure.flags}
+
+
+def test_a_turn_is_taken_before_every_sample_off_the_clock():
+    turns = []
+    measure, subject, clock = measure_of(named("a", "b"), num_samples=3, before_sample=lambda: turns.append(len(order)))
+    order = subject.order
+    measure.stream(**STREAM)
+    assert turns == [0, 2, 4]
+    assert clock.num_reads == 2 * 3 * 5
+
+
+def test_no_garbage_is_collected_while_a_case_runs():
+    seen = []
+    measure, *_ = measure_of(named("a"), num_samples=2, before_sample=lambda: seen.append(gc.isenabled()))
+    measure.stream(**STREAM)
+    assert (seen, gc.isenabled()) == ([False, False], True)
+    broken, *_ = measure_of(named("a"), tokens=(1, 2))
+    with pytest.raises(WrongOutputError):
+        broken.stream(**STREAM)
+    assert gc.isenabled()
+
+
+@pytest.mark.parametrize("name", ["goodput_requests_per_s", "num_operators"])
+def test_a_stream_yields_neither_goodput_nor_counts_of_work(name):
+    measure, *_ = measure_of(named("a"), quantities=(name,))
+    with pytest.raises(InstrumentError, match=f"{name} does not come about by"):
+        measure.stream(**STREAM)
+
+
+def test_a_stream_that_raises_in_the_middle_leaves_no_number_and_the_earlier_results():
+    """The second case of a session breaks; the first one's numbers are finished values and stay as they are."""
+    first, *_ = measure_of(named("a"))
+    first.stream(**STREAM)
+    kept = list(first.measurements)
+
+    class Breaking(ScriptedSubject):
+        def stream(self, *args, **options):
+            yield from itertools.islice(super().stream(*args, **options), 2)
+            raise RuntimeError("device lost")
+
+    second, _, clock = measure_of(named("a"))
+    second._subject = Breaking(clock)
+    with pytest.raises(RuntimeError, match="device lost"):
+        second.stream(**STREAM)
+    assert (second.measurements, first.measurements) == ([], kept)
+    with pytest.raises(UndeclaredMetricError, match="not measured: ttft_s"):
+        second.close()
 
 
 def turns_of(arms, num_samples):
@@ -154,7 +257,7 @@ def logits_with(**by_token):
 def test_equal_tokens_ask_for_no_logits():
     measure, subject, _ = two_arms(0.1, (), ours=(1, 2, 3, 4))
     measure.stream(**STREAM)
-    assert (subject.asked, measure.notes) == ([], [])
+    assert (subject.asked, measure.flags) == ([], [])
 
 
 def test_a_near_tie_in_low_precision_is_noted_off_the_clock():
@@ -162,8 +265,9 @@ def test_a_near_tie_in_low_precision_is_noted_off_the_clock():
     measure.stream(**STREAM)
     assert subject.asked == [[*subject.prompts[0], 1, 2]]
     assert clock.num_reads == 2 * (1 + 4)
-    assert len(measure.notes) == 1
-    assert "again and kept differ at token 2: 7 and 3" in measure.notes[0]
+    (flag,) = measure.flags
+    assert flag.kind == "near-tie"
+    assert "again and kept differ at token 2: 7 and 3" in flag.what
 
 
 @pytest.mark.parametrize(
@@ -262,15 +366,11 @@ def test_a_second_shape_in_one_test_would_overwrite_the_first():
         ({"quantities": ()}, "at least one quantity"),
         ({"arms": {}}, "one arm"),
         ({"num_samples": 0}, "cannot take 0 samples"),
-        ({"num_warmups": -1}, "after -1 warm-ups"),
     ],
 )
 def test_a_plan_that_cannot_work_is_refused(changed, message):
     with pytest.raises(InstrumentError, match=message):
-        Plan(
-            **{"name": "growth", "quantities": ("ttft_s",), "arms": named("a"), "num_samples": 1, "num_warmups": 0}
-            | changed
-        )
+        Plan(**{"name": "growth", "quantities": ("ttft_s",), "arms": named("a"), "num_samples": 1} | changed)
 
 
 # What it is measured on.

@@ -7,7 +7,7 @@ import pytest
 from benchmarks.harness.curves import draw_curves
 from benchmarks.harness.metrics import METRICS, metric
 from benchmarks.harness.report import print_summary, render, scale_of
-from benchmarks.harness.results import BenchmarkResult, Measurement, summarise_values
+from benchmarks.harness.results import BenchmarkResult, Flag, Measurement, exact_count, summarise_values
 
 PROVENANCE = {
     "model": "tiny",
@@ -105,9 +105,46 @@ def test_an_arm_that_a_case_lacks_is_an_empty_cell():
 
 
 def test_quantities_come_in_the_order_of_their_declaration():
-    text = render([result(*(spread(name, 0.01) for name in reversed(METRICS)))])
-    places = [text.index(f"{each.title} ({'ms' if each.unit == 's' else each.unit}") for each in METRICS.values()]
+    sampled = [each for each in METRICS.values() if not each.is_exact]
+    text = render([result(*(spread(each.name, 0.01) for each in reversed(sampled)))])
+    places = [text.index(f"{each.title} ({'ms' if each.unit == 's' else each.unit}") for each in sampled]
     assert places == sorted(places)
+
+
+def test_counts_stand_in_a_table_of_their_own_to_the_last_digit():
+    counts = [
+        exact_count(metric(name), arm, value)
+        for arm, factor in (("cached", 1), ("naive", 1000))
+        for name, value in {"flops": 221_696 * factor, "num_tokens_recomputed": 0}.items()
+    ]
+    lines = render([result(*counts)]).splitlines()
+    start = next(i for i, line in enumerate(lines) if "work, counted exactly (lower is better)" in line)
+    assert [line.split() for line in lines[start + 1 : start + 4]] == [
+        ["count", "cached", "naive"],
+        ["FLOPs", "221,696", "221,696,000"],
+        ["Tokens", "recomputed", "0", "0"],
+    ]
+
+
+def test_what_is_not_to_be_trusted_is_said():
+    flags = (
+        Flag(kind="drift", arm="cached", what="the last third is 9 % slower"),
+        Flag(kind="contaminated", arm="", what="busy"),
+    )
+    text = render([result(spread("ttft_s", 0.01), case="16", flags=flags)])
+    assert "! drift: growth[16] cached: the last third is 9 % slower" in text
+    assert "! contaminated: growth[16]: busy" in text
+
+
+def test_the_instrument_says_what_it_cost_and_what_its_control_saw():
+    stopwatch = {"resolution_ns": 40, "stamp_ns": 281.4, "share_of_run": {"cached": 0.0001, "naive": 0.00002}}
+    control = {"median_s": 0.0022, "state": "clean", "notes": ["the band has moved"]}
+    text = render(
+        [result(spread("ttft_s", 0.01), provenance=PROVENANCE | {"stopwatch": stopwatch, "control": control})]
+    )
+    assert "instrument: 281 ns a stamp, at most 0.01% of a run; the clock resolves 40 ns" in text
+    assert "control kernel: median 2.20 ms, clean" in text
+    assert "note: the band has moved" in text
 
 
 # Words.

@@ -55,28 +55,78 @@ INSTRUMENT = {
     # The standard library and numpy only: usable for anything that streams tokens.
     "harness": "",
     "harness.errors": "",
-    "harness.clock": "time | torch",
     "harness.timing": "harness.errors",
+    "harness.traffic": "harness.errors harness.timing numpy",
+    "harness.invariants": "harness.errors harness.timing harness.traffic",
     "harness.workload": "harness.errors",
     "harness.verify": "harness.errors harness.timing harness.workload",
-    "harness.stats": "numpy | scipy",
-    "harness.metrics": "harness.errors harness.stats harness.timing",
-    "harness.results": "harness.errors harness.metrics harness.stats harness.timing",
-    "harness.measure": (
-        "harness.errors harness.metrics harness.results harness.timing harness.verify harness.workload"
-    ),
-    "harness.replay": "",
+    # Statistics on finished numbers.
+    "harness.stats": "harness.errors numpy | scipy",
+    "harness.series": "harness.errors harness.stats numpy | scipy",
+    "harness.least_squares": "harness.errors harness.stats numpy | scipy",
+    "harness.hinges": "harness.errors harness.stats harness.least_squares numpy | scipy",
+    "harness.equations": "harness.errors harness.stats numpy",
+    "harness.fits": "harness.errors harness.stats harness.least_squares harness.hinges harness.equations numpy | scipy",
+    # What a metric is, and what a benchmark leaves behind.
+    "harness.declaration": "harness.errors harness.stats harness.timing harness.traffic",
+    "harness.metrics": "harness.declaration harness.errors harness.traffic",
+    "harness.results": ("harness.errors harness.metrics harness.series harness.stats harness.timing harness.traffic"),
+    # Work, counted.
+    "harness.garbage": "",
+    "harness.counters": "harness.errors harness.garbage | torch",
+    "harness.token_counts": "harness.errors",
+    "harness.exact": "harness.errors",
+    # The machine.
+    "harness.clock": "time | torch",
+    "harness.overhead": "harness.clock harness.timing",
+    "harness.gpu": "| harness.machine pynvml psutil torch",
+    "harness.machine": "harness.gpu time | psutil",
+    "harness.control": "harness.timing time | numpy torch",
     "harness.provenance": "harness harness.errors",
+    "harness.band": "harness harness.errors harness.provenance | numpy",
+    "harness.watch": (
+        "harness harness.band harness.clock harness.control harness.gpu harness.machine harness.overhead "
+        "harness.results harness.timing"
+    ),
+    # The loop, and what it runs. The adapters are the only files that know an engine, inside functions.
+    "harness.measure": (
+        "harness.errors harness.garbage harness.invariants harness.metrics harness.results harness.series "
+        "harness.timing harness.verify harness.workload"
+    ),
+    "harness.work": (
+        "harness.counters harness.errors harness.measure harness.metrics harness.results harness.timing "
+        "harness.token_counts harness.verify harness.workload"
+    ),
+    "harness.sources": "",
+    "harness.sources.sse": "harness.errors",
+    "harness.sources.openai": "harness.errors harness.sources.sse harness.timing",
+    "harness.sources.huggingface": "harness.errors harness.timing | torch transformers",
+    "harness.sources.nanoserve": "harness.errors harness.timing | nanoserve nanoserve.* torch",
     # What people see.
     "harness.report": "harness.metrics harness.results numpy rich | harness.curves",
-    "harness.curves": "harness.metrics harness.report harness.results | matplotlib",
-    # The only files that know pytest, and the only ones that know the engine, inside functions.
-    "harness.fixtures": "harness.* pytest | nanoserve nanoserve.* torch",
-    "harness.bridge": "harness harness.* pytest | nanoserve asv_runner",
+    "harness.curves": "harness.metrics harness.report harness.results numpy | matplotlib",
+    "harness.archive": "harness harness.errors harness.metrics harness.results harness.timing",
+    "harness.doubts": "harness.archive harness.report harness.results",
+    "harness.tables": "harness.curves harness.doubts harness.metrics harness.report harness.results",
+    "harness.figures": "harness.curves harness.report numpy | harness.fits matplotlib",
+    "harness.page": (
+        "harness.archive harness.curves harness.doubts harness.figures harness.report harness.results harness.tables "
+        "| jinja2 markupsafe"
+    ),
+    "harness.exports": (
+        "harness.archive harness.curves harness.doubts harness.errors harness.results harness.tables | harness.page"
+    ),
+    "harness.count_gate": "harness.archive harness.exact harness.results",
+    # The only files that know pytest.
+    "harness.replay": "",
+    "harness.fixtures": "harness.* pytest",
+    "harness.sidecar": "harness.results datetime",
+    "harness.passes": "harness.* pytest",
+    "harness.bridge": "harness harness.* pytest | asv_runner",
     "harness.doctor": "| nanoserve nanoserve.catalog torch packaging",
     "asv_suite": "harness.bridge",
     "bench_*": "pytest",
-    "__main__": "typer | harness.doctor",
+    "__main__": "typer | harness.doctor harness.archive harness.count_gate harness.errors harness.exports",
     "": "",
 }
 
@@ -320,6 +370,8 @@ def plant(root: Path, path: str, text: str) -> int:
         ("benchmarks/harness/timing.py", "class C:\n    import torch", "benchmarks.harness.timing -> torch"),
         ("benchmarks/harness/clock.py", "if True: import torch", "benchmarks.harness.clock -> torch"),
         ("benchmarks/harness/fixtures.py", "import nanoserve", "benchmarks.harness.fixtures -> nanoserve"),
+        ("benchmarks/harness/fixtures.py", "def f(): import torch", "benchmarks.harness.fixtures -> torch (late)"),
+        ("benchmarks/harness/sources/sse.py", "import httpx2", "benchmarks.harness.sources.sse -> httpx2"),
         ("benchmarks/bench_kv_cache.py", "import nanoserve.engine", "benchmarks.bench_kv_cache -> nanoserve.engine"),
     ],
 )  # fmt: skip
@@ -354,7 +406,7 @@ def test_a_planted_cycle_is_reported_as_its_path(copy):
         (taken_by_asv, "benchmarks/harness/report.py", "class A: track_x = 1", None),
         (taken_by_asv, "benchmarks/harness/report.py", "class A:\n    def track_x(self): pass", "track_x"),
         (taken_by_asv, "benchmarks/bench_new.py", "def time_it(): pass", "time_it"),
-        (private_names, "benchmarks/harness/fixtures.py", "def f(): from nanoserve.engine import _x", "_x"),
+        (private_names, "benchmarks/harness/sources/nanoserve.py", "def f(): from nanoserve.engine import _x", "_x"),
     ],
 )  # fmt: skip
 def test_other_planted_offences_are_reported(copy, rule, path, text, offence):

@@ -9,17 +9,12 @@ relies on: a function's cache key is its module and first line, so functions her
 test that they stand for; a `-` in a name is read as a parameter index; `{"samples": [x], "number": 1}` is one sample.
 """
 
-import contextlib
 import dataclasses
 import hashlib
 import inspect
-import io
 import os
 import pickle
-import shlex
-import sys
 import types
-import uuid
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -28,22 +23,14 @@ import pytest
 
 from benchmarks.harness import INSTRUMENT_VERSION
 from benchmarks.harness.errors import InstrumentError
-from benchmarks.harness.fixtures import RESULTS, benchmark_id, case_id
+from benchmarks.harness.fixtures import benchmark_id, case_id, declaration_of
 from benchmarks.harness.metrics import Metric, metric
-from benchmarks.harness.provenance import prove_installed
-
-ARGUMENTS = "NANOSERVE_BENCH_ARGS"
-"""Environment variable with extra pytest arguments for every pass, such as `--model tiny`."""
+from benchmarks.harness.passes import ARGUMENTS, TRACKED, Collected, Pass, run_pass, run_pytest
 
 ROUNDS = 8
 """Separate processes per commit. asv's own test can then tell commits apart; with 6 it never can."""
 
-_SAMPLES_PER_PASS = 3
-_TRACKED = "not desk"
 _TIMEOUT_S = 900
-
-Pass = dict[str, Any]
-"""What one pass leaves: `id`, `values` by (metric, arm, case), and why a case is `failed` or `skipped`."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -81,8 +68,8 @@ def derive_series(folder: Path) -> dict[str, Callable[..., Any]]:
 
 
 def _collect(folder: Path) -> Iterator[_Benchmark]:
-    found = _Collected()
-    status, output = _run_pytest(folder, ["--collect-only", "-m", _TRACKED, str(folder)], found)
+    found = Collected()
+    status, output = run_pytest(folder, ["--collect-only", "-m", TRACKED, str(folder)], found)
     if status != pytest.ExitCode.OK or not found.items:
         raise InstrumentError(f"the benchmarks below {folder} could not all be collected:\n{output}")
     by_test: dict[str, list[pytest.Function]] = {}
@@ -94,16 +81,14 @@ def _collect(folder: Path) -> Iterator[_Benchmark]:
 
 def _benchmark(items: Sequence[pytest.Function], functions: Iterable[Callable[..., Any]]) -> _Benchmark:
     first = items[0]
-    arms, quantities = first.get_closest_marker("arms"), first.get_closest_marker("quantities")
-    if arms is None or quantities is None:
-        raise InstrumentError(f"{first.nodeid} uses `measure` without both @pytest.mark.arms and .quantities")
+    arms, quantities = declaration_of(first)
     return _Benchmark(
         node=benchmark_id(first),
         function=first.function,
         path=first.path,
         cases=tuple(case_id(item) for item in items),
-        arms=tuple(arms.kwargs),
-        metrics=tuple(each for each in map(metric, quantities.args) if each.gate),
+        arms=tuple(arms),
+        metrics=tuple(each for each in map(metric, quantities) if each.gate),
         source=_source_of(first, functions),
     )
 
@@ -123,7 +108,7 @@ def _series(benchmark: _Benchmark, each: Metric, setup_cache: Callable[[], Pass]
     axes = {"arm": list(benchmark.arms)} if not each.compares_arms else {}
     axes |= {"case": list(benchmark.cases)} if has_cases else {}
 
-    def track(measured: Pass, *parameters: str) -> dict[str, Any]:
+    def track(measured: Pass, *parameters: str) -> Any:
         chosen = dict(zip(axes, parameters, strict=True))
         return _read(measured, setup_cache, each, chosen.get("arm"), chosen.get("case", ""))
 
@@ -133,7 +118,7 @@ def _series(benchmark: _Benchmark, each: Metric, setup_cache: Callable[[], Pass]
     function.params, function.param_names = list(axes.values()), list(axes)
     function.unit = each.asv_unit
     function.setup_cache = setup_cache
-    function.rounds = ROUNDS
+    function.rounds = 1 if each.is_exact else ROUNDS
     function.timeout = _TIMEOUT_S
     function.version = _version(benchmark, each)
     return function  # type: ignore[no-any-return]
@@ -141,7 +126,7 @@ def _series(benchmark: _Benchmark, each: Metric, setup_cache: Callable[[], Pass]
 
 def _pass_of(benchmark: _Benchmark, folder: Path) -> Callable[[], Pass]:
     def setup_cache() -> Pass:
-        return run_pass(benchmark, folder)
+        return run_pass(benchmark.name, benchmark.node, benchmark.cases, folder)
 
     function: Any = _stand_for(benchmark, setup_cache, "setup_cache")
     function.timeout = _TIMEOUT_S
@@ -172,22 +157,12 @@ def _version(benchmark: _Benchmark, each: Metric) -> str:
     return hashlib.sha256("\0".join(parts).encode()).hexdigest()
 
 
-def run_pass(benchmark: _Benchmark, folder: Path) -> Pass:
-    """Measure all cases of one benchmark in this process. Raises when nothing at all could be measured."""
-    import nanoserve
+def _read(measured: Pass, run_again: Callable[[], Pass], each: Metric, arm: str | None, case: str) -> Any:
+    """One number of the pass. Raises for a case that failed, tells asv about one that was skipped.
 
-    prove_installed(Path(nanoserve.__file__).parent, Path(os.environ.get("ASV_ENV_DIR", sys.prefix)))
-    taken = _Taken()
-    test = str(folder.parent / benchmark.node)
-    _, output = _run_pytest(folder, ["--benchmark-only", "-m", _TRACKED, f"--samples={_SAMPLES_PER_PASS}", test], taken)
-    measured = {"id": uuid.uuid4().hex} | taken.under_names(benchmark.cases)
-    if not taken.values and not taken.skipped:
-        raise InstrumentError(f"{benchmark.name} measured nothing:\n{output}")
-    return measured
-
-
-def _read(measured: Pass, run_again: Callable[[], Pass], each: Metric, arm: str | None, case: str) -> dict[str, Any]:
-    """One number of the pass. Raises for a case that failed, tells asv about one that was skipped."""
+    Of a contaminated case asv gets an empty list: this round adds nothing to the others. A count is a plain number:
+    asv's statistics would ask for more of what is always the same.
+    """
     if _was_read_before(measured, each, arm, case):
         measured = _replace_pass(run_again())
         _was_read_before(measured, each, arm, case)
@@ -195,9 +170,12 @@ def _read(measured: Pass, run_again: Callable[[], Pass], each: Metric, arm: str 
         from asv_runner.benchmarks.mark import SkipNotImplemented
 
         raise SkipNotImplemented(measured["skipped"][case])
+    if case in measured["contaminated"] and not each.is_exact:
+        return {"samples": [], "number": 1}
     if case in measured["failed"] or (each.name, arm, case) not in measured["values"]:
         raise InstrumentError(measured["failed"].get(case, f"case {case!r} was not measured"))
-    return {"samples": [measured["values"][each.name, arm, case]], "number": 1}
+    value = measured["values"][each.name, arm, case]
+    return value if each.is_exact else {"samples": [value], "number": 1}
 
 
 def _was_read_before(measured: Pass, each: Metric, arm: str | None, case: str) -> bool:
@@ -218,75 +196,3 @@ def _replace_pass(measured: Pass) -> Pass:
     return measured
 
 
-def _run_pytest(folder: Path, arguments: Sequence[str], plugin: object) -> tuple[int, str]:
-    """Run pytest in this process on the checkout's benchmarks and the environment's nanoserve: exit status and output.
-
-    `importlib` mode and an empty `pythonpath` keep the checkout, which holds a nanoserve as well, off the path.
-    """
-    root = folder.parent
-    settings = [f"--rootdir={root}", f"--confcutdir={root}", "-c", str(root / "pyproject.toml")]
-    isolation = ["--import-mode=importlib", "-o", "pythonpath=", "-p", "no:cacheprovider", "-p", "no:xdist"]
-    extra = shlex.split(os.environ.get(ARGUMENTS, ""))
-    output = io.StringIO()
-    with contextlib.redirect_stdout(output), contextlib.redirect_stderr(output):
-        status = pytest.main([*settings, *isolation, *arguments, *extra], plugins=[plugin])
-    return int(status), output.getvalue()
-
-
-class _Collected:
-    """pytest plugin that keeps the benchmark tests that were collected."""
-
-    def __init__(self) -> None:
-        self.items: list[pytest.Function] = []
-
-    @pytest.hookimpl(trylast=True)
-    def pytest_collection_modifyitems(self, items: list[pytest.Item]) -> None:
-        self.items = [item for item in items if isinstance(item, pytest.Function) and "measure" in item.fixturenames]
-
-
-class _Taken(_Collected):
-    """pytest plugin that turns a session's results into plain numbers, so that nothing is printed or drawn."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.values: dict[tuple[str, str | None, str], float] = {}
-        self.failed: dict[str, str] = {}
-        self.skipped: dict[str, str] = {}
-
-    @pytest.hookimpl(wrapper=True)
-    def pytest_runtest_makereport(self, item: pytest.Item) -> Iterator[None]:
-        report: Any = yield
-        if report.failed:
-            self.failed[case_id(item)] = report.longreprtext
-        elif report.skipped:
-            # An expected failure is reported as skipped, with its exception in place of a reason.
-            reason = report.longrepr[2] if isinstance(report.longrepr, tuple) else getattr(report, "wasxfail", "")
-            self.skipped[case_id(item)] = reason
-        return report  # type: ignore[no-any-return]
-
-    @pytest.hookimpl(tryfirst=True)
-    def pytest_sessionfinish(self, session: pytest.Session) -> None:
-        results = session.config.stash.get(RESULTS, [])
-        session.config.stash[RESULTS] = []
-        for result in results:
-            for m in result.measurements:
-                value = m.value if m.metric.compares_arms else m.best
-                if m.metric.gate and value is not None:
-                    arm = None if m.metric.compares_arms else m.arm
-                    self.values[m.metric.name, arm, result.case] = m.metric.cost(value)
-
-    def under_names(self, cases: Sequence[str]) -> dict[str, Any]:
-        """What was taken, its cases named as they were when the series were made.
-
-        pytest escapes an id that is not ASCII once more each time it collects in the same process, so that names
-        of two collections are matched by position.
-        """
-        ours = [case_id(item) for item in self.items]
-        if len(ours) != len(cases):
-            raise InstrumentError(f"{len(ours)} cases were collected where the series have {len(cases)}")
-        name = dict(zip(ours, cases, strict=True))
-        return {
-            "values": {(metric_name, arm, name[case]): v for (metric_name, arm, case), v in self.values.items()},
-            "failed": {name[case]: why for case, why in self.failed.items()},
-            "skipped": {name[case]: why for case, why in self.skipped.items()},
-        }

@@ -1,115 +1,49 @@
-"""The pytest side of the instrument: the fixtures `device`, `model` and `measure`, and what their markers mean.
+"""The pytest side of the instrument: the fixtures `device`, `model`, `measure` and `count_work`, and their markers.
 
     @pytest.mark.arms(name={...options of Subject.stream...}, ...)    what takes turns inside one benchmark
     @pytest.mark.quantities("ttft_s", ...)                            what it promises to measure
 
-The only file that imports nanoserve, and only inside functions and by public names: what an older commit cannot do
-is known here and nowhere else.
+Knows pytest and its options. Refuses to know how anything is measured, and nanoserve beyond its adapter.
 """
 
 import contextlib
 import dataclasses
 import warnings
-from collections.abc import Callable, Iterator, Sequence
-from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
 
 import pytest
 
 from benchmarks.harness.clock import DeviceClock
-from benchmarks.harness.measure import Measure, Plan
+from benchmarks.harness.measure import Measure, Plan, WarmUp
 from benchmarks.harness.provenance import provenance
 from benchmarks.harness.replay import replay, replayed_seconds
 from benchmarks.harness.results import BenchmarkResult
-
-if TYPE_CHECKING:
-    from nanoserve.engine import Engine
-    from nanoserve.weights import LoadedModel
+from benchmarks.harness.sources.nanoserve import NanoserveSubject, UnusableSubjectError, choose_device, package_folder
+from benchmarks.harness.watch import Seen, Watch
+from benchmarks.harness.work import CountWork
+from benchmarks.harness.workload import Workload
 
 RESULTS = pytest.StashKey[list[BenchmarkResult]]()
 """Where a session's results gather, on its config."""
 
+_KEPT = pytest.StashKey[list[dict[str, Any]]]()
+"""For each of them the dictionary that pytest-benchmark stores with it."""
+
+WATCH = pytest.StashKey[Watch]()
+"""What looks at the machine in this session, on its config."""
+
 _DEFAULT_MODELS = {"cpu": "smollm2-135m", "cuda": "llama-3.2-1b"}
-
-
-@dataclasses.dataclass(frozen=True, slots=True)
-class _Emitted:
-    token_ids: tuple[int, ...]
-    finish_reason: str | None
-
-
-class NanoserveSubject:
-    """nanoserve as something that streams tokens. Arms are told apart by the options of `Engine`, such as `cache`."""
-
-    def __init__(self, loaded: "LoadedModel", name: str) -> None:
-        self._loaded = loaded
-        self._engines: dict[tuple[tuple[str, Any], ...], Engine] = {}
-        self.name = name
-        self.vocab_size = loaded.config.vocab_size
-        self.relative_tolerance = 8 * _epsilon(loaded.dtype)
-
-    def stream(self, prompt_ids: Sequence[int], num_new_tokens: int, **arm: Any) -> Iterator[_Emitted]:
-        from nanoserve import SamplingParams
-
-        params = SamplingParams(max_new_tokens=num_new_tokens, ignore_eos=True)
-        for event in self._engine(**arm).stream(prompt_ids, params):
-            yield _Emitted((event.token_id,), event.finish_reason)
-
-    def next_logits(self, token_ids: Sequence[int]) -> Sequence[float]:
-        import torch
-
-        from nanoserve.cache.kv import NoCache
-
-        with torch.inference_mode():
-            ids = torch.tensor(token_ids, device=self._loaded.device)
-            positions = torch.arange(len(token_ids), device=self._loaded.device)
-            hidden = self._loaded.model(ids, positions, NoCache())
-            return self._loaded.model.compute_logits(hidden[-1:])[0].tolist()
-
-    def describe(self) -> dict[str, Any]:
-        """The subject's part of the provenance."""
-        import torch
-
-        return {
-            "model": self.name,
-            "weights": self._loaded.weights,
-            "dtype": str(self._loaded.dtype).removeprefix("torch."),
-            "device": str(self._loaded.device),
-            "device_name": _device_name(self._loaded.device),
-            "num_threads": torch.get_num_threads(),
-            "attention": "scaled_dot_product_attention",
-        }
-
-    def _engine(self, **arm: Any) -> "Engine":
-        from nanoserve import Engine
-
-        key = tuple(sorted(arm.items()))
-        if key not in self._engines:
-            self._engines[key] = Engine(self._loaded, **arm)
-        return self._engines[key]
-
-
-def _epsilon(dtype: Any) -> float:
-    import torch
-
-    return torch.finfo(dtype).eps
-
-
-def _device_name(device: Any) -> str | None:
-    import torch
-
-    return torch.cuda.get_device_name(device) if device.type == "cuda" else None
+_MEASURING = ("measure", "count_work")
+_WAKING = Workload(prompt_tokens=8, new_tokens=2)
 
 
 @pytest.fixture(scope="session")
 def device(pytestconfig: pytest.Config) -> str:
     """The device that benchmarks run on, from `--device`; an impossible one ends the session with one line."""
-    from nanoserve.errors import ConfigError
-    from nanoserve.weights import resolve_device
-
     try:
-        return str(resolve_device(pytestconfig.getoption("--device")))
-    except ConfigError as error:
+        return choose_device(pytestconfig.getoption("--device"))
+    except UnusableSubjectError as error:
         pytest.exit(str(error), returncode=pytest.ExitCode.USAGE_ERROR)
 
 
@@ -120,49 +54,79 @@ def model(pytestconfig: pytest.Config, device: str) -> NanoserveSubject:
     Where the trained default cannot be fetched, its shape with random weights stands in: speed does not depend on
     the values, and every result says so.
     """
-    from nanoserve.errors import FetchError, NanoserveError
-
-    name = pytestconfig.getoption("--model") or _DEFAULT_MODELS[device.partition(":")[0]]
+    asked = pytestconfig.getoption("--model")
+    name = asked or _DEFAULT_MODELS[device.partition(":")[0]]
     try:
         return _load(pytestconfig, name, device)
-    except FetchError as error:
-        if pytestconfig.getoption("--model"):
+    except UnusableSubjectError as error:
+        if asked or not error.is_fetch:
             pytest.exit(str(error), returncode=pytest.ExitCode.USAGE_ERROR)
         warnings.warn(f"measuring random weights of the same shape, because: {error}", stacklevel=1)
         return _load(pytestconfig, f"{name}-random", device)
-    except NanoserveError as error:
-        pytest.exit(str(error), returncode=pytest.ExitCode.USAGE_ERROR)
 
 
 def _load(config: pytest.Config, name: str, device: str) -> NanoserveSubject:
-    from nanoserve import EngineConfig
-    from nanoserve.weights import load_model
-
     capture = config.pluginmanager.getplugin("capturemanager")
     shown = capture.global_and_fixture_disabled() if capture else contextlib.nullcontext()
     with shown:  # a first fetch shows its progress
-        return NanoserveSubject(
-            load_model(EngineConfig(model=name, device=device, dtype=config.getoption("--dtype"))), name
-        )
+        return NanoserveSubject.load(name, device, config.getoption("--dtype"))
+
+
+@pytest.fixture(scope="session")
+def watch(pytestconfig: pytest.Config, device: str) -> Watch:
+    """What looks at the machine while cases run; its control kernel's history lies below `.benchmarks`."""
+    pytestconfig.stash[WATCH] = Watch.on(device, pytestconfig.rootpath / ".benchmarks" / "control.json")
+    return pytestconfig.stash[WATCH]
 
 
 @pytest.fixture
-def measure(request: pytest.FixtureRequest, model: NanoserveSubject, device: str, benchmark: Any) -> Measure:
+def measure(
+    request: pytest.FixtureRequest, model: NanoserveSubject, device: str, watch: Watch, benchmark: Any
+) -> Measure:
     """The sampling loop, planned by the test's markers. Untimed, it runs every arm once and checks the output."""
-    plan = plan_of(request.node, request.config.getoption("--samples"), timed=benchmark.enabled)
-    return Measure(plan, model, DeviceClock(device), _progress(request, timed=benchmark.enabled))
+    plan, say = plan_of(request.node, timed=benchmark.enabled), _progress(request, timed=benchmark.enabled)
+    if not benchmark.enabled:
+        return Measure(plan, model, DeviceClock(device), say)
+    watch.begin()
+    return Measure(plan, model, DeviceClock(device), say, lambda: _take_turn(watch, plan, model))
 
 
-def plan_of(item: pytest.Item, num_samples: int, *, timed: bool) -> Plan:
-    """What the markers of a test declare."""
+def _take_turn(watch: Watch, plan: Plan, model: NanoserveSubject) -> None:
+    """Run the control, then wake caches and threads that it left cold with a short request that no sample uses."""
+    watch.turn()
+    options = next(iter(plan.arms.values()))
+    for _ in model.stream(_WAKING.prompt(model.vocab_size, plan.name, "wake"), _WAKING.new_tokens, **options):
+        pass
+
+
+@pytest.fixture
+def count_work(
+    request: pytest.FixtureRequest, model: NanoserveSubject, device: str, watch: Watch, benchmark: Any
+) -> CountWork:
+    """Counts what a step makes the machine do, for each arm of the test's markers; untimed just the same."""
+    if benchmark.enabled:
+        watch.begin()
+    return CountWork(plan_of(request.node, timed=False), model, DeviceClock(device), device)
+
+
+def declaration_of(item: pytest.Item) -> tuple[Mapping[str, Any], tuple[str, ...]]:
+    """The arms and the quantities that the markers of a benchmark declare. Raises UsageError where either lacks."""
     arms, quantities = item.get_closest_marker("arms"), item.get_closest_marker("quantities")
-    if arms is None or quantities is None or arms.args or "measure" not in getattr(item, "fixturenames", ()):
+    if arms is None or quantities is None or arms.args or not is_benchmark(item):
         raise pytest.UsageError(
-            f"{item.nodeid}: a benchmark takes `measure` as an argument and carries the markers arms(name={{...}}) and "
-            f"quantities(name, ...)"
+            f"{item.nodeid}: a benchmark takes {' or '.join(_MEASURING)} as an argument and carries the markers "
+            f"arms(name={{...}}) and quantities(name, ...)"
         )
-    sampling = {"num_samples": num_samples, "num_warmups": 1} if timed else {}
-    return Plan(name=benchmark_id(item), quantities=quantities.args, arms=arms.kwargs, **sampling)
+    return arms.kwargs, quantities.args
+
+
+def plan_of(item: pytest.Item, *, timed: bool) -> Plan:
+    """What the markers of a test declare, sampled as the options say."""
+    arms, quantities = declaration_of(item)
+    option = item.config.getoption
+    limits = WarmUp(max_runs=option("--max-warmups"), max_s=option("--max-warmup-s"))
+    sampling: dict[str, Any] = {"num_samples": option("--samples"), "warm_up": limits} if timed else {}
+    return Plan(name=benchmark_id(item), quantities=quantities, arms=arms, **sampling)
 
 
 def _progress(request: pytest.FixtureRequest, *, timed: bool) -> Callable[[str], None]:
@@ -182,45 +146,69 @@ def _progress(request: pytest.FixtureRequest, *, timed: bool) -> Callable[[str],
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Give each benchmark the timer that replays our samples, and a table of its own."""
     for item in items:
-        if "measure" in getattr(item, "fixturenames", ()):
+        if is_benchmark(item):
             item.add_marker(pytest.mark.benchmark(timer=replayed_seconds, group=benchmark_id(item)))
+
+
+@pytest.hookimpl(wrapper=True, tryfirst=True)
+def pytest_sessionfinish(session: pytest.Session) -> Iterator[None]:
+    """Judge the whole pass before anybody stores or prints its results."""
+    stash = session.config.stash
+    if WATCH in stash and stash.get(RESULTS, []):
+        seen = stash[WATCH].close_pass()
+        results = stash[RESULTS] = [_judged(result, seen) for result in stash[RESULTS]]
+        every_kept: list[dict[str, Any]] = stash[_KEPT]
+        for number, kept in enumerate(every_kept):
+            kept.update(results[number].as_dict())
+    return (yield)
+
+
+def _judged(result: BenchmarkResult, seen: Seen) -> BenchmarkResult:
+    """The result with what was seen of its whole pass."""
+    provenance = {**result.provenance, **seen.facts}
+    return dataclasses.replace(result, flags=(*result.flags, *seen.flags), provenance=provenance)
 
 
 @pytest.hookimpl(wrapper=True)
 def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> Iterator[None]:
     """After a benchmark's own body: hold it to its declaration, then publish what it measured."""
     result = yield
-    measured = pyfuncitem.funcargs.get("measure")
-    if isinstance(measured, Measure):
-        measured.close()
-        _publish(pyfuncitem, measured, pyfuncitem.funcargs["benchmark"], pyfuncitem.funcargs["model"])
+    for name in _MEASURING:
+        measured = pyfuncitem.funcargs.get(name)
+        if isinstance(measured, Measure | CountWork):
+            measured.close()
+            _publish(pyfuncitem, measured, pyfuncitem.funcargs["benchmark"])
     return result
 
 
-def _publish(item: pytest.Function, measured: Measure, benchmark: Any, subject: Any) -> None:
+def _publish(item: pytest.Function, measured: Measure | CountWork, benchmark: Any) -> None:
     """Untimed, nothing is kept: one run without a warm-up is a test and no measurement."""
     if benchmark.enabled:
-        result = _result_of(item, measured, subject)
+        result = _result_of(item, measured)
         item.config.stash.setdefault(RESULTS, []).append(result)
+        item.config.stash.setdefault(_KEPT, []).append(benchmark.extra_info)
         benchmark.extra_info.update(result.as_dict())
     replay(benchmark, measured.primary_durations_s())
 
 
-def _result_of(item: pytest.Function, measured: Measure, subject: Any) -> BenchmarkResult:
+def _result_of(item: pytest.Function, measured: Measure | CountWork) -> BenchmarkResult:
+    subject: Any = item.funcargs["model"]
+    seen = item.config.stash[WATCH].end(measured.runs)
     return BenchmarkResult(
         benchmark=benchmark_id(item),
         case=case_id(item),
         params=dict(item.callspec.params) if hasattr(item, "callspec") else {},
         measurements=tuple(measured.measurements),
-        provenance=provenance(_package(), subject.describe()),
-        notes=tuple(measured.notes),
+        provenance=provenance(package_folder(), subject.describe() | seen.facts),
+        flags=(*measured.flags, *seen.flags),
+        runs=measured.runs,
+        details=measured.details,
     )
 
 
-def _package() -> Path:
-    import nanoserve
-
-    return Path(nanoserve.__file__).parent
+def is_benchmark(item: pytest.Item) -> bool:
+    """Whether a test measures something, by the fixtures that it takes."""
+    return any(name in getattr(item, "fixturenames", ()) for name in _MEASURING)
 
 
 def benchmark_id(item: pytest.Item) -> str:

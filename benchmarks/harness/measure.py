@@ -1,17 +1,21 @@
 """The sampling loop behind the `measure` fixture: warm up, interleave the arms, check every run, sum up.
 
 Knows the order in which things run and what a test has declared. Refuses to know pytest, nanoserve and devices: it
-is given a subject that streams, a clock, and somewhere to say how far it has come.
+is given a subject that streams, a clock, a turn to take before each sample, and somewhere to say how far it has come.
 """
 
 import dataclasses
+import itertools
 import random
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Protocol
 
 from benchmarks.harness.errors import InstrumentError, UndeclaredMetricError
-from benchmarks.harness.metrics import metric
-from benchmarks.harness.results import Measurement, summarise_runs, summarise_values
+from benchmarks.harness.garbage import without_collections
+from benchmarks.harness.invariants import check_run
+from benchmarks.harness.metrics import TRAFFIC_METRICS, metric
+from benchmarks.harness.results import Flag, Measurement, summarise_runs, summarise_values
+from benchmarks.harness.series import is_settled, what_is_odd
 from benchmarks.harness.timing import Clock, Emission, RunTiming, measure_stream, speedup
 from benchmarks.harness.verify import check_length, check_same_tokens
 from benchmarks.harness.workload import Workload
@@ -36,6 +40,18 @@ class Subject(Protocol):
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class WarmUp:
+    """When warming up ends: once every arm has settled, or at a limit of runs or of seconds, whichever is first."""
+
+    max_runs: int = 0
+    max_s: float = 0.0
+
+    def __post_init__(self) -> None:
+        if self.max_runs < 0 or not self.max_s >= 0:
+            raise InstrumentError(f"cannot warm up for {self.max_runs} runs, {self.max_s} s")
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Plan:
     """What a test declares and how often it is sampled. `arms` maps a name to the options of `Subject.stream`.
 
@@ -46,28 +62,37 @@ class Plan:
     quantities: tuple[str, ...]
     arms: Mapping[str, Mapping[str, Any]]
     num_samples: int = 1
-    num_warmups: int = 0
+    warm_up: WarmUp = WarmUp()
 
     def __post_init__(self) -> None:
         for name in self.quantities:
             metric(name)
         if not self.quantities or not self.arms:
             raise InstrumentError("a benchmark declares at least one quantity and one arm")
-        if self.num_samples < 1 or self.num_warmups < 0:
-            raise InstrumentError(f"cannot take {self.num_samples} samples after {self.num_warmups} warm-ups")
+        if self.num_samples < 1:
+            raise InstrumentError(f"cannot take {self.num_samples} samples")
 
 
 class Measure:
     """What a benchmark test calls. One instance serves one test; `close` checks that it kept its declaration."""
 
-    def __init__(self, plan: Plan, subject: Subject, clock: Clock, say: Say = lambda text: None) -> None:
+    def __init__(
+        self,
+        plan: Plan,
+        subject: Subject,
+        clock: Clock,
+        say: Say = lambda text: None,
+        before_sample: Callable[[], None] = lambda: None,
+    ) -> None:
         self._plan = plan
         self._subject = subject
         self._clock = clock
         self._say = say
-        self._runs: Runs = {}
+        self._before_sample = before_sample
+        self.runs: Runs = {}
         self.measurements: list[Measurement] = []
-        self.notes: list[str] = []
+        self.flags: list[Flag] = []
+        self.details: dict[str, Any] = {}
 
     def stream(self, *, prompt_tokens: int, new_tokens: int) -> None:
         """Run one request per arm and sample, arms in random order inside each sample, and measure what streams out.
@@ -76,13 +101,13 @@ class Measure:
         same prompt and have to produce the same tokens, `new_tokens` of them. Raises WrongOutputError otherwise.
         A test streams once: two shapes are two cases.
         """
-        if self._runs:
+        if self.runs:
             raise InstrumentError("this test has streamed already; make the second shape a parameter of the test")
         workload = Workload(prompt_tokens=prompt_tokens, new_tokens=new_tokens)
-        for i in range(self._plan.num_warmups):
-            self._take_sample(workload, "warm-up", i)
-        samples = [self._take_sample(workload, "sample", i) for i in range(self._plan.num_samples)]
-        self._runs = {arm: [sample[arm] for sample in samples] for arm in self._plan.arms}
+        with without_collections():
+            self._warm_up(workload)
+            samples = [self._take_sample(workload, "sample", i) for i in range(self._plan.num_samples)]
+        self.runs = {arm: [sample[arm] for sample in samples] for arm in self._plan.arms}
         self._summarise()
 
     def speedup(self, *, slow: str, fast: str) -> None:
@@ -97,24 +122,37 @@ class Measure:
 
     def close(self) -> None:
         """Raise UndeclaredMetricError when the test measured less than it declared: a missing number is not good."""
-        undefined = {m.metric.name for m in self.measurements if m.value is None}
-        missing = set(self._plan.quantities) - {m.metric.name for m in self.measurements} | undefined
-        if missing:
-            raise UndeclaredMetricError(f"declared but not measured: {', '.join(sorted(missing))}")
+        check_kept(self._plan.quantities, self.measurements)
 
     def primary_durations_s(self) -> list[float]:
         """E2E of each run of the first arm: what pytest-benchmark's own table shows."""
         first = next(iter(self._plan.arms))
-        return [run.e2e_s for run in self._runs.get(first, ()) if run.e2e_s is not None]
+        return [run.e2e_s for run in self.runs.get(first, ()) if run.e2e_s is not None]
+
+    def _warm_up(self, workload: Workload) -> None:
+        limit, spent_s = self._plan.warm_up, 0.0
+        turns: list[dict[str, RunTiming]] = []
+        while len(turns) < limit.max_runs and spent_s < limit.max_s:
+            turns.append(self._take_sample(workload, "warm-up", len(turns)))
+            durations = {arm: [turn[arm].e2e_s or 0.0 for turn in turns] for arm in self._plan.arms}
+            restless = [arm for arm, series in durations.items() if not is_settled(series)]
+            spent_s = sum(itertools.chain.from_iterable(durations.values()))
+            self.details["warm_up"] = {"num_runs": len(turns), "is_settled": not restless if len(turns) > 1 else None}
+            if not restless:
+                return
+        if len(turns) > 1:
+            self._flag_all("warm-up", restless, f"was still changing after {len(turns)} warm-up runs, {spent_s:.2g} s")
 
     def _take_sample(self, workload: Workload, phase: str, number: int) -> dict[str, RunTiming]:
         """One run of every arm on one prompt, checked off the clock."""
         self._say(f"{phase} {number + 1}")
+        self._before_sample()
         prompt = workload.prompt(self._subject.vocab_size, self._plan.name, phase, number)
         runs = {arm: self._run(arm, prompt, workload) for arm in self._order(phase, number)}
         outputs = {arm: runs[arm].token_ids for arm in self._plan.arms}
         tolerance = self._subject.relative_tolerance
-        self.notes += check_same_tokens(prompt, outputs, self._subject.next_logits, tolerance)
+        ties = check_same_tokens(prompt, outputs, self._subject.next_logits, tolerance)
+        self.flags += [Flag(kind="near-tie", arm="", what=tie) for tie in ties]
         return runs
 
     def _order(self, phase: str, number: int) -> list[str]:
@@ -125,23 +163,40 @@ class Measure:
 
     def _run(self, arm: str, prompt: Sequence[int], workload: Workload) -> RunTiming:
         stream = self._subject.stream(prompt, workload.new_tokens, **self._plan.arms[arm])
-        run = measure_stream(stream, self._clock)
+        run = measure_stream(stream, self._clock, num_prompt_tokens=len(prompt))
         check_length(run, workload, arm)
+        check_run(run)
         return run
 
     def _summarise(self) -> None:
         declared = [metric(name) for name in self._plan.quantities]
         for each in declared:
+            if each.name in TRAFFIC_METRICS or each.is_exact:
+                raise InstrumentError(f"{each.name} does not come about by `measure.stream`: {each.formula}")
             if not each.compares_arms:
-                self.measurements += [summarise_runs(each, arm, runs) for arm, runs in self._runs.items()]
+                self.measurements += [summarise_runs(each, arm, runs) for arm, runs in self.runs.items()]
+        for arm in self.runs:
+            series = [run.e2e_s or 0.0 for run in self.runs[arm]]
+            self.flags += [Flag(kind=kind, arm=arm, what=what) for kind, what in what_is_odd(series)]
+
+    def _flag_all(self, kind: str, arms: Sequence[str], what: str) -> None:
+        self.flags += [Flag(kind=kind, arm=arm, what=what) for arm in arms]
 
     def _runs_of(self, arm: str) -> list[RunTiming]:
-        if arm not in self._runs:
-            raise InstrumentError(f"no arm {arm!r} was streamed, only: {', '.join(self._runs) or 'nothing yet'}")
-        return self._runs[arm]
+        if arm not in self.runs:
+            raise InstrumentError(f"no arm {arm!r} was streamed, only: {', '.join(self.runs) or 'nothing yet'}")
+        return self.runs[arm]
 
     def _check_declared(self, name: str) -> None:
         if name not in self._plan.quantities:
             raise UndeclaredMetricError(
                 f"this test does not declare {name!r}; it declares {', '.join(self._plan.quantities)}"
             )
+
+
+def check_kept(quantities: Sequence[str], measurements: Sequence[Measurement]) -> None:
+    """Raise UndeclaredMetricError unless every declared quantity was measured, and is defined for every arm."""
+    undefined = {m.metric.name for m in measurements if m.value is None}
+    missing = set(quantities) - {m.metric.name for m in measurements} | undefined
+    if missing:
+        raise UndeclaredMetricError(f"declared but not measured: {', '.join(sorted(missing))}")

@@ -28,7 +28,6 @@ def provenance(package: Path, subject: Mapping[str, Any]) -> dict[str, Any]:
         **subject,
         "cpu": cpu_model(),
         "num_cpus": os.cpu_count(),
-        "load_average": list(os.getloadavg()),
         "python": platform.python_version(),
         "versions": installed_versions(),
     }

@@ -34,12 +34,17 @@ def render(results: Sequence[BenchmarkResult], *, colour: bool = False) -> str:
     console = Console(
         file=io.StringIO(), width=_WIDTH, force_terminal=colour, highlight=False, markup=False, emoji=False
     )
-    for metric in METRICS.values():
+    for metric in [metric for metric in METRICS.values() if not metric.is_exact]:
         rows = [(result, found) for result in results if (found := _of_metric(result, metric))]
         if rows:
             console.print(_heading(metric, rows), style="bold", soft_wrap=True)
             console.print(_table(metric, rows))
-    for line in [*_notes(results), *_provenance(results)]:
+    counted = [result for result in results if any(m.metric.is_exact for m in result.measurements)]
+    for benchmark in dict.fromkeys(result.benchmark for result in counted):
+        group = [result for result in counted if result.benchmark == benchmark]
+        console.print(f"{_short(benchmark)}: work, counted exactly (lower is better)", style="bold", soft_wrap=True)
+        console.print(_table_of_counts(group))
+    for line in [*_doubts(results), *_provenance(results)]:
         console.print(line, soft_wrap=True)
     return console.file.getvalue()  # type: ignore[attr-defined, no-any-return]
 
@@ -67,9 +72,30 @@ def _table(metric: Metric, rows: Rows) -> Table:
     for result, found in rows:
         by_arm = {m.arm: m for m in found}
         cells = [_cell(by_arm[arm], factor) if arm in by_arm else "" for arm in arms]
-        table.add_row(_name(result), str(found[0].num_observations), *cells)
+        table.add_row(name_of(result), str(found[0].num_observations), *cells)
     table.add_row()
     return table
+
+
+def _table_of_counts(results: Sequence[BenchmarkResult]) -> Table:
+    """A row per count, a column per case and arm: counts have neither n nor interval."""
+    columns: dict[str, dict[Metric, float | None]] = {}
+    for result in results:
+        for m in result.measurements:
+            if m.metric.is_exact:
+                columns.setdefault(f"{result.case} {m.arm}".strip(), {})[m.metric] = m.value
+    table = Table(box=None, padding=(0, 2, 0, 0))
+    table.add_column("count")
+    for name in columns:
+        table.add_column(name, justify="right")
+    for metric in [metric for metric in METRICS.values() if any(metric in column for column in columns.values())]:
+        table.add_row(metric.title, *(_count_text(column.get(metric)) for column in columns.values()))
+    table.add_row()
+    return table
+
+
+def _count_text(value: float | None) -> str:
+    return "undefined" if value is None else f"{value:,.0f}"
 
 
 def scale_of(metric: Metric, measurements: Iterable[Measurement]) -> tuple[str, float]:
@@ -77,38 +103,64 @@ def scale_of(metric: Metric, measurements: Iterable[Measurement]) -> tuple[str, 
     values = [m.value for m in measurements if m.value]
     if metric.unit != "s" or not values:
         return metric.unit, 1.0
-    largest = max(values)
-    return next((unit, factor) for least, unit, factor in _SCALES if largest >= least)
+    return seconds_scale(max(values))
+
+
+def seconds_scale(largest_s: float) -> tuple[str, float]:
+    """The unit in which times up to `largest_s` read best, and what to multiply seconds by."""
+    return next((unit, factor) for least, unit, factor in _SCALES if largest_s >= least)
 
 
 def _cell(measurement: Measurement, factor: float) -> str:
     if measurement.value is None:
         return "undefined"
-    text = _number(measurement.value * factor)
+    text = number_text(measurement.value * factor)
     if measurement.is_too_small:
         return f"{text} (n too small)"
     if measurement.low is None or measurement.high is None:
         return f"{text} (too few runs)"
-    ends = (_number(end * factor) for end in (measurement.low, measurement.high))
+    ends = (number_text(end * factor) for end in (measurement.low, measurement.high))
     return f"{text} [{' .. '.join(ends)}]"
 
 
-def _number(value: float) -> str:
+def number_text(value: float) -> str:
     """Three significant digits, without an exponent."""
     return (
-        f"{value:.0f}" if value >= 100 else np.format_float_positional(value, precision=3, fractional=False, trim="-")
+        f"{value:.0f}"
+        if abs(value) >= 100
+        else np.format_float_positional(value, precision=3, fractional=False, trim="-")
     )
 
 
-def _name(result: BenchmarkResult) -> str:
-    short = result.benchmark.partition("::")[2].removeprefix("test_")
-    return f"{short}[{result.case}]" if result.case else short
+def name_of(result: BenchmarkResult) -> str:
+    """A case as people say it: `growth[16]`."""
+    return f"{_short(result.benchmark)}[{result.case}]" if result.case else _short(result.benchmark)
 
 
-def _notes(results: Sequence[BenchmarkResult]) -> Iterator[str]:
+def _short(benchmark: str) -> str:
+    return (benchmark.partition("::")[2] or benchmark).removeprefix("test_")
+
+
+def _doubts(results: Sequence[BenchmarkResult]) -> Iterator[str]:
+    """What is not to be trusted without a second look, and what is worth knowing."""
     for result in results:
+        for flag in result.flags:
+            yield f"! {flag.kind}: {' '.join(filter(None, (name_of(result), flag.arm)))}: {flag.what}"
         for note in result.notes:
-            yield f"note on {_name(result)}: {note}"
+            yield f"note on {name_of(result)}: {note}"
+
+
+def _watched(results: Sequence[BenchmarkResult]) -> Iterator[str]:
+    """What the instrument cost, and what its control says of the machine."""
+    watches = [result.provenance["stopwatch"] for result in results if "stopwatch" in result.provenance]
+    if watches:
+        share = max((share for watch in watches for share in watch["share_of_run"].values()), default=0.0)
+        resolution, stamp = watches[0]["resolution_ns"], watches[0]["stamp_ns"]
+        yield f"instrument: {stamp:.0f} ns a stamp, at most {share:.2%} of a run; the clock resolves {resolution} ns"
+    control = results[0].provenance.get("control")
+    if control:
+        yield f"control kernel: median {control['median_s'] * 1e3:.2f} ms, {control['state']}"
+        yield from (f"note: {note}" for note in control["notes"])
 
 
 def _provenance(results: Sequence[BenchmarkResult]) -> Iterator[str]:
@@ -116,6 +168,8 @@ def _provenance(results: Sequence[BenchmarkResult]) -> Iterator[str]:
     yield "value [95 % interval of the median run, from order statistics]; n counts observations; nothing was dropped"
     yield f"model {told['model']} ({told['weights']}), {told['dtype']}, {told['attention']}"
     where = told["device_name"] or told["cpu"]
-    yield f"on {told['device']}: {where}, {told['num_threads']} threads, load {told['load_average'][0]:.2f}"
+    load = f", load {told['load_average'][0]:.2f}" if told.get("load_average") else ""
+    yield f"on {told['device']}: {where}, {told['num_threads']} threads{load}"
+    yield from _watched(results)
     commit, _, dirty = (told["commit"] or "no commit").partition("+")
     yield f"nanoserve at {commit[:12]}{dirty and '+dirty'}, source {told['source_sha256'][:12]}, from {told['package']}"

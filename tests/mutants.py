@@ -1,0 +1,231 @@
+"""Wrong formulas, most of them once shipped by a tool that people trusted: a pytest plugin that swaps one in.
+
+    PYTHONPATH=tests pytest -p mutants --mutant "..." tests/test_harness_timing.py
+
+The number behind a name is the public issue of the tool that had the fault. `test_prove_red.py` runs them all, each
+against the file that has to see it.
+"""
+
+import dataclasses
+import sys
+import time
+from collections.abc import Callable
+
+from benchmarks.harness import clock, declaration, measure, metrics, series, stats, timing, traffic, verify, workload
+from benchmarks.harness.timing import RunTiming, Stamp
+
+MUTANTS: dict[str, tuple[str, Callable[[], None]]] = {}
+"""By name: which test file sees it, and how it is planted."""
+
+
+def pytest_addoption(parser):
+    parser.addoption("--mutant", choices=[*MUTANTS, "none"], default="none")
+
+
+def pytest_configure(config):
+    name = config.getoption("--mutant")
+    if name != "none":
+        _, plant = MUTANTS[name]
+        plant()
+
+
+def mutant(name, *, seen_by):
+    def register(plant):
+        MUTANTS[name] = (f"tests/test_harness_{seen_by}.py", plant)
+        return plant
+
+    return register
+
+
+def everywhere(function, wrong):
+    """Replace a function in every module of the instrument that has it, and in the metrics' declarations."""
+    for module in [module for name, module in sys.modules.items() if name.startswith("benchmarks.harness")]:
+        for name in [name for name, value in vars(module).items() if value is function]:
+            setattr(module, name, wrong)
+    for name, each in metrics.METRICS.items():
+        if each.over is function:
+            metrics.METRICS[name] = dataclasses.replace(each, over=wrong)
+
+
+def of_run(name, wrong):
+    """Replace a quantity of RunTiming; `wrong` gets the run and the right value."""
+    right = getattr(RunTiming, name).fget
+    setattr(RunTiming, name, property(lambda run: wrong(run, right(run))))
+
+
+def of_stream(change):
+    """Measure another stream than the one that came: `change` gets each emission."""
+    right = timing.measure_stream
+    everywhere(right, lambda stream, *args, **options: right(map(change, stream), *args, **options))
+
+
+def redeclare(name, **changes):
+    metrics.METRICS[name] = dataclasses.replace(metrics.METRICS[name], **changes)
+
+
+# One request.
+
+
+@mutant("an undefined TPOT is 0", seen_by="timing")
+def _():
+    of_run("tpot_s", lambda run, right: right or 0.0)
+
+
+@mutant("a run without tokens took 0 s", seen_by="timing")
+def _():
+    of_run("e2e_s", lambda run, right: right or 0.0)
+
+
+@mutant("an undefined rate is 0", seen_by="timing")
+def _():
+    of_run("decode_tokens_per_s", lambda run, right: right or 0.0)
+
+
+@mutant("a speedup over nothing is infinite", seen_by="timing")
+def _():
+    everywhere(timing.speedup, lambda slow_s, fast_s: slow_s / fast_s if fast_s else float("inf"))
+
+
+@mutant("the clock is read more often than needed", seen_by="timing")
+def _():
+    right = timing.measure_call
+    everywhere(right, lambda call, clock: (clock.now_ns(), right(call, clock))[1])
+
+
+@mutant("the time to the first token is a gap (vllm 7242)", seen_by="timing")
+def _():
+    of_run("itls_s", lambda run, right: right and (run.ttft_s, *right))
+
+
+@mutant("a chunk is one token (vllm 27485)", seen_by="timing")
+def _():
+    of_run("itls_s", lambda run, right: run.step_gaps_s)
+
+
+@mutant("a role message is the first token (vllm 15106)", seen_by="timing")
+def _():
+    of_stream(lambda each: each if each.num_tokens else dataclasses.replace(each, num_without_id=1))
+
+
+@mutant("a usage message ends the answer (vllm 12288)", seen_by="timing")
+def _():
+    right = timing.measure_stream
+
+    def wrong(stream, clock, **options):
+        last = []
+        run = right((last.append(each) or each for each in stream), clock, **options)
+        late = last and not last[-1].num_tokens and run.stamps
+        stamps = (*run.stamps[:-1], Stamp(clock.now_ns(), run.stamps[-1].num_tokens)) if late else run.stamps
+        return dataclasses.replace(run, stamps=stamps)
+
+    everywhere(right, wrong)
+
+
+@mutant("the first token counts as decoded (llmperf 99)", seen_by="timing")
+def _():
+    of_run("tpot_s", lambda run, right: right and run.e2e_s / run.num_tokens)
+
+
+@mutant("a missing end is 0 (vllm-omni 6693)", seen_by="timing")
+def _():
+    of_run("e2e_s", lambda run, right: 0.0 if run.error else right)
+    of_run("tpot_s", lambda run, right: -run.ttft_s / run.num_tokens if run.error else right)
+
+
+@mutant("the wall clock", seen_by="timing")
+def _():
+    clock.DeviceClock.now_ns = lambda self: time.time_ns()
+
+
+@mutant("the clock does not wait for the device", seen_by="clock")
+def _():
+    everywhere(clock._barrier, lambda device: lambda: None)
+
+
+@mutant("a short answer is a fast one (perf-eval 20)", seen_by="measure")
+def _():
+    everywhere(verify.check_length, lambda *_: None)
+
+
+@mutant("other tokens are as good", seen_by="measure")
+def _():
+    everywhere(verify.check_same_tokens, lambda *_: [])
+
+
+# Many requests.
+
+
+@mutant("latencies count from sending (vllm 54101)", seen_by="traffic")
+def _():
+    of_run("arrival_ns", lambda run, right: run.sent_ns)
+
+
+@mutant("those that failed do not count (InferenceX 357)", seen_by="traffic")
+def _():
+    right = traffic.goodput
+    everywhere(right, lambda runs, limits: right([run for run in runs if run.is_finished], limits))
+
+
+@mutant("nothing finished in 0.00 ms", seen_by="traffic")
+def _():
+    right = traffic.mean_tokens_per_s
+    everywhere(right, lambda runs: right(runs) or 0.0)
+
+
+@mutant("one token meets every limit", seen_by="traffic")
+def _():
+    right = traffic._verdict
+    everywhere(right, lambda run, limits: "good" if run.num_tokens == 1 and not run.error else right(run, limits))
+
+
+@mutant("each request weighs the same by token as well", seen_by="traffic")
+def _():
+    everywhere(traffic.tpot_by_token_s, lambda runs: stats.quantile([r.tpot_s for r in runs if r.tpot_s], 0.5))
+
+
+@mutant("the peak is the fullest second of a grid", seen_by="traffic")
+def _():
+    def wrong(runs, least_s=1.0):
+        seconds = [int(stamp.at_ns / 1e9) for run in runs for stamp in run.stamps]
+        return float(max(map(seconds.count, seconds))) if seconds and traffic.duration_s(runs) else None
+
+    everywhere(traffic.peak_tokens_per_s, wrong)
+
+
+# Statistics, sampling and declarations.
+
+
+@mutant("a percentile of ten samples is one (hey 120)", seen_by="stats")
+def _():
+    everywhere(stats.min_samples_for, lambda q: 1)
+
+
+@mutant("outliers are not seen", seen_by="series")
+def _():
+    everywhere(series.find_outliers, lambda *_: None)
+
+
+@mutant("a throttled series is as good as another", seen_by="series")
+def _():
+    everywhere(series.find_step, lambda *_: None)
+
+
+@mutant("nothing is warmed up", seen_by="measure")
+def _():
+    measure.Measure._warm_up = lambda *_: None
+
+
+@mutant("the measured prompts are warmed up", seen_by="measure")
+def _():
+    right = workload.Workload.prompt
+    workload.Workload.prompt = lambda self, vocab_size, name="", *_: right(self, vocab_size, name)
+
+
+@mutant("a cost is a negated rate", seen_by="metrics")
+def _():
+    declaration.Metric.cost = lambda self, value: value if self.better == "lower" else -value
+
+
+@mutant("less throughput is better (TensorRT-LLM 18741)", seen_by="metrics")
+def _():
+    redeclare("decode_tokens_per_s", better="lower")

@@ -1,0 +1,43 @@
+"""The proof that the tests of the instrument can fail: each wrong formula swapped in turns them red.
+
+pytest --prove-red
+"""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from mutants import MUTANTS
+
+TESTS = Path(__file__).parent
+
+pytestmark = pytest.mark.prove_red
+
+
+def run_tests(file: str, mutant: str) -> subprocess.CompletedProcess:
+    command = [sys.executable, "-m", "pytest", "-q", "-x", "-p", "mutants", "-p", "no:cacheprovider"]
+    inherited = {name: value for name, value in os.environ.items() if not name.startswith("PYTEST")}
+    environment = inherited | {"PYTHONPATH": str(TESTS)}
+    return subprocess.run(
+        [*command, "--mutant", mutant, file],
+        cwd=TESTS.parent,
+        env=environment,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+
+
+@pytest.mark.parametrize("name", MUTANTS)
+def test_a_wrong_formula_turns_the_tests_red(name):
+    file, _ = MUTANTS[name]
+    done = run_tests(file, name)
+    assert done.returncode == pytest.ExitCode.TESTS_FAILED, f"{name}: {done.stdout[-800:]}{done.stderr[-800:]}"
+
+
+@pytest.mark.parametrize("file", sorted({file for file, _ in MUTANTS.values()}))
+def test_without_one_the_same_tests_are_green(file):
+    done = run_tests(file, "none")
+    assert done.returncode == pytest.ExitCode.OK, done.stdout[-3000:] + done.stderr[-1000:]
