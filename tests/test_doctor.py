@@ -17,6 +17,7 @@ from typer.testing import CliRunner
 from benchmarks.__main__ import app
 from benchmarks.harness import doctor
 from benchmarks.harness.doctor import Finding
+from benchmarks.harness.overhead import Stopwatch
 from nanoserve import catalog
 
 ROOT = Path(__file__).parents[1]
@@ -341,6 +342,19 @@ def test_governor_that_cannot_be_read_is_ok(tmp_path):
     expect(doctor.check_governor(tmp_path / "nowhere"), OK, "not visible here")
 
 
+# clock
+
+
+@pytest.mark.parametrize(
+    ("stamp_ns", "state", "words"),
+    [(281.4, OK, "281 ns a stamp, resolves 40 ns"), (2500.0, WARN, "above 2000 ns a stamp")],
+)
+def test_a_clock_that_costs_too_much_is_told(monkeypatch, stamp_ns, state, words):
+    found = Stopwatch(resolution_ns=40, stamp_ns=stamp_ns)
+    monkeypatch.setattr(Stopwatch, "of", lambda clock: found)
+    expect(doctor.check_clock(), state, words)
+
+
 # gpu
 
 
@@ -411,7 +425,18 @@ def test_every_check_is_run_once_and_none_needs_proc_or_sys(monkeypatch, gpu):
     monkeypatch.setattr(doctor.Path, "glob", lambda path, pattern: iter(()))
     monkeypatch.delattr(os, "getloadavg")
     topics = [finding.topic for finding in doctor.examine()]
-    assert topics == ["packages", "model", "asv machine", "git", "xdist", "disk", "load", "cpu governor", "gpu"]
+    assert topics == [
+        "packages",
+        "model",
+        "asv machine",
+        "git",
+        "xdist",
+        "disk",
+        "load",
+        "clock",
+        "cpu governor",
+        "gpu",
+    ]
     assert len(doctor.CHECKS) == sum(name.startswith("check_") for name in dir(doctor))
 
 

@@ -1,13 +1,24 @@
 """Discovery and one pass of the bridge to asv, in a process that believes to be asv's, on a suite written here."""
 
+import dataclasses
 import json
 import os
+import platform
 import shutil
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
+import sample_results
+
+from benchmarks.harness import bridge
+from benchmarks.harness.errors import InstrumentError
+from benchmarks.harness.metrics import metric
+from benchmarks.harness.passes import Taken
+from benchmarks.harness.results import Flag
+from benchmarks.harness.sidecar import keep_beside
 
 ROOT = Path(__file__).parents[1]
 
@@ -50,6 +61,12 @@ def test_fates(measure, what):
     if what in ("raises", "expected"):
         raise RuntimeError("broken on purpose")
     measure.stream(prompt_tokens=2, new_tokens=2)
+
+
+@pytest.mark.arms(only={})
+@pytest.mark.quantities("num_operators")
+def test_counts(count_work):
+    count_work.decode_step(context_tokens=4)
 '''
 
 PROBE = """
@@ -57,8 +74,8 @@ import json, os, sys
 from pathlib import Path
 os.environ["ASV"] = "true"
 sys.path.insert(0, os.getcwd())
-from benchmarks.harness import bridge
-bridge.prove_installed = lambda *_: None
+from benchmarks.harness import passes
+passes.prove_installed = lambda *_: None
 from benchmarks import asv_suite
 from asv_runner.discovery import disc_benchmarks
 found = {b.name: b for b in disc_benchmarks(str(Path("benchmarks").resolve()))}
@@ -101,10 +118,18 @@ def test_gated_metrics_become_series_and_nothing_else(probed):
     told, _ = probed
     assert set(told) == {
         "bench_scratch.test_ids.track_ttft_s",
-        "bench_scratch.test_ids.track_fast_per_slow_time",
+        "bench_scratch.test_ids.track_inverse_speedup",
         "bench_scratch.test_fates.track_ttft_s",
+        "bench_scratch.test_counts.track_num_operators",
     }
-    assert {unit for _, _, unit, _, _ in told.values()} == {"seconds", "ratio"}
+    assert {unit for _, _, unit, _, _ in told.values()} == {"seconds", "ratio", "operators"}
+
+
+def test_counts_are_taken_once_and_need_no_statistics(probed):
+    told, kept = probed
+    *_, key = told["bench_scratch.test_counts.track_num_operators"]
+    values, failed, skipped = kept[key]
+    assert (values, failed, skipped) == ([["num_operators", "only", ""]], {}, {})
 
 
 def test_ids_of_every_kind_survive_the_trip(probed):
@@ -158,3 +183,108 @@ def test_a_file_that_cannot_be_collected_is_no_small_suite(folder):
             probe(folder)
     finally:
         broken.unlink()
+
+
+# What asv is handed.
+
+
+READ = {
+    "id": "a pass",
+    "values": {
+        ("ttft_s", "cached", "16"): 0.5,
+        ("num_operators", "cached", "16"): 146.0,
+        ("ttft_s", "cached", "32"): 0.7,
+    },
+    "failed": {"64": "broken on purpose"},
+    "skipped": {"128": "not here"},
+    "contaminated": {"32"},
+}
+
+
+def read(name, case):
+    return bridge._read(dict(READ), lambda: pytest.fail("measured again"), metric(name), "cached", case)
+
+
+@pytest.fixture
+def in_a_folder_of_asvs(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+
+
+@pytest.mark.usefixtures("in_a_folder_of_asvs")
+def test_a_time_is_one_sample_a_count_a_number_and_a_contaminated_case_no_sample():
+    assert read("ttft_s", "16") == {"samples": [0.5], "number": 1}
+    assert read("num_operators", "16") == 146.0
+    assert read("ttft_s", "32") == {"samples": [], "number": 1}
+
+
+@pytest.mark.usefixtures("in_a_folder_of_asvs")
+@pytest.mark.parametrize(("case", "said"), [("64", "broken on purpose"), ("256", "'256' was not measured")])
+def test_a_case_without_a_number_is_an_error(case, said):
+    with pytest.raises(InstrumentError, match=said):
+        read("ttft_s", case)
+
+
+@pytest.mark.usefixtures("in_a_folder_of_asvs")
+def test_a_number_is_never_handed_out_twice():
+    fresh = READ | {"id": "another pass", "values": {("ttft_s", "cached", "16"): 0.9}}
+    assert read("ttft_s", "16") == {"samples": [0.5], "number": 1}
+    again = bridge._read(dict(READ), lambda: fresh, metric("ttft_s"), "cached", "16")
+    assert again == {"samples": [0.9], "number": 1}
+
+
+def contaminated(case):
+    flags = (Flag(kind="contaminated", arm="", what="busy"),)
+    return dataclasses.replace(sample_results.streamed_case(), case=case, flags=flags)
+
+
+def test_a_pass_names_its_contaminated_cases():
+    taken = Taken()
+    taken.items = [SimpleNamespace(callspec=SimpleNamespace(id=case)) for case in ("8", "16")]
+    taken.results = [sample_results.streamed_case(8), contaminated("16")]
+    told = taken.under_names(["8", "16"])
+    assert told["contaminated"] == {"16"}
+
+
+# Provenance beside asv's results.
+
+
+@pytest.fixture
+def asv(tmp_path, monkeypatch):
+    """A process of asv's, whose configuration has a comment and a results folder of its own."""
+    (tmp_path / "asv.conf.json").write_text('{\n  // where\n  "results_dir": "kept/results",\n}\n')
+    for name, value in {"CONF_DIR": str(tmp_path), "COMMIT": "c0ffee" * 6, "ENV_NAME": "py3.11"}.items():
+        monkeypatch.setenv(f"ASV_{name}", value)
+    return tmp_path / "kept" / "results" / "provenance" / platform.node() / "c0ffeec0ffee-py3.11.jsonl"
+
+
+def test_each_pass_leaves_its_provenance_beside_the_result(asv):
+    results = [sample_results.streamed_case(8), contaminated("16")]
+    assert keep_beside("one", "bench_x.test_growth", results) == asv
+    keep_beside("two", "bench_x.test_growth", results[:1])
+    lines = [json.loads(line) for line in asv.read_text().splitlines()]
+    assert [(line["pass"], line["case"], bool(line["flags"])) for line in lines] == [
+        ("one", "8", False), ("one", "16", True), ("two", "8", False),
+    ]  # fmt: skip
+    assert lines[0]["provenance"] == sample_results.PROVENANCE
+    assert lines[0]["measurements"][0]["samples"]
+    assert list(asv.parent.iterdir()) == [asv]
+
+
+def test_a_kill_in_the_middle_leaves_the_earlier_passes(asv, monkeypatch):
+    keep_beside("one", "bench_x.test_growth", [sample_results.streamed_case(8)])
+    before = asv.read_text()
+
+    def killed(self, target):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(Path, "replace", killed)
+    with pytest.raises(KeyboardInterrupt):
+        keep_beside("two", "bench_x.test_growth", [sample_results.streamed_case(8)])
+    assert asv.read_text() == before
+
+
+def test_outside_of_asv_nothing_is_kept(monkeypatch, tmp_path):
+    monkeypatch.delenv("ASV_CONF_DIR", raising=False)
+    monkeypatch.chdir(tmp_path)
+    assert keep_beside("one", "name", [sample_results.streamed_case(8)]) is None
+    assert list(tmp_path.iterdir()) == []

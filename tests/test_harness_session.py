@@ -15,7 +15,9 @@ import pytest
 import torch
 
 import nanoserve
+from benchmarks.bench_kv_cache import LATENCIES
 from benchmarks.harness import INSTRUMENT_VERSION
+from benchmarks.harness.archive import read_results
 from benchmarks.harness.metrics import METRICS
 
 ROOT = Path(__file__).parents[1]
@@ -127,7 +129,7 @@ def test_slow_tests_are_left_out(bare):
 @pytest.mark.skipif(torch.cuda.is_available(), reason="about machines without a CUDA device")
 def test_gpu_tests_are_skipped_without_one(bare):
     assert "needs a CUDA device" in bare.text
-    assert "1 skipped" in bare.text
+    assert "2 skipped" in bare.text
 
 
 @pytest.mark.parametrize("wish", [["--slow"], ["-m", "slow"]])
@@ -149,13 +151,12 @@ def test_only_the_chosen_benchmarks_are_measured(measured):
 def test_every_declared_number_is_written_with_its_meaning(measured):
     _, written = measured
     told = written["test_generation_length[8]"]["extra_info"]
-    declared = {name for name in METRICS if name != "speedup"}
-    expected = {(name, arm) for name in declared for arm in ("cached", "naive")}
+    expected = {(name, arm) for name in LATENCIES for arm in ("cached", "naive")}
     found = {(each["metric"], each["arm"]): each for each in told["measurements"]}
     assert set(found) == expected | {("speedup", "cached over naive")}
     for (name, _), each in found.items():
-        assert (each["unit"], each["better"], each["gate"]) == (
-            METRICS[name].unit, METRICS[name].better, METRICS[name].gate,
+        assert (each["unit"], each["better"], each["gate"], each["exact"]) == (
+            METRICS[name].unit, METRICS[name].better, METRICS[name].gate, False,
         )  # fmt: skip
         assert each["value"] > 0
         assert len(each["samples"]) == 2
@@ -170,6 +171,33 @@ def test_the_result_says_what_was_measured(measured):
     assert re.fullmatch("[0-9a-f]{64}", told["source_sha256"])
     assert Path(told["package"]) == Path(nanoserve.__file__).parent
     assert {"commit", "device", "dtype", "attention", "num_threads", "cpu", "load_average", "versions"} <= set(told)
+    assert {"steal_share", "others_share", "control_s", "gpu", "stopwatch", "control"} <= set(told)
+
+
+def test_the_whole_event_log_is_kept(measured):
+    _, written = measured
+    told = written["test_generation_length[8]"]["extra_info"]
+    assert set(told["runs"]) == {"cached", "naive"}
+    for run in told["runs"]["naive"]:
+        assert [num_tokens for _, num_tokens in run["stamps"]] == [1] * 8
+        assert (run["num_prompt_tokens"], run["num_cached"], run["num_prefilled"]) == (16, 0, 16)
+        assert run["finish_reason"] == "length"
+
+
+def test_a_whole_session_can_be_read_back(measured, project):
+    _, written = measured
+    results = {result.case: result for result in read_results([project / "out.json"])}
+    for each in written.values():
+        assert results[each["extra_info"]["case"]].as_dict() == each["extra_info"]
+
+
+def test_the_control_ran_before_every_sample_and_warm_up_was_kept_track_of(measured):
+    _, written = measured
+    for name in ("test_generation_length[8]", "test_prompt_length[16]"):
+        told = written[name]["extra_info"]
+        num_warmups = told["details"]["warm_up"]["num_runs"]
+        assert 2 <= num_warmups <= 5
+        assert len(told["provenance"]["control_s"]) == num_warmups + 2
 
 
 def test_pytest_benchmark_records_the_very_same_times(measured):
@@ -193,7 +221,7 @@ def test_tables_and_curves_follow_the_session(measured, project):
     ("test", "message"),
     [
         ("test_measures_less", "declared but not measured: speedup"),
-        ("test_unknown_quantity", "metric 'goodput' is not declared; declared are: ttft_s, itl_p50_s"),
+        ("test_unknown_quantity", "metric 'goodput' is not declared; declared are: ttft_s, queue_wait_s"),
         ("test_declares_nothing", "carries the markers arms"),
         ("test_raises_itself", "raised by the test"),
     ],

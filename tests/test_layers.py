@@ -63,10 +63,10 @@ INSTRUMENT = {
     # Statistics on finished numbers.
     "harness.stats": "harness.errors numpy | scipy",
     "harness.series": "harness.errors harness.stats numpy | scipy",
-    "harness.least_squares": "harness.errors harness.stats numpy | scipy",
-    "harness.hinges": "harness.errors harness.stats harness.least_squares numpy | scipy",
-    "harness.equations": "harness.errors harness.stats numpy",
-    "harness.fits": "harness.errors harness.stats harness.least_squares harness.hinges harness.equations numpy | scipy",
+    "harness.equations": "",
+    "harness.least_squares": "harness.stats numpy | scipy",
+    "harness.hinges": "harness.least_squares harness.stats numpy | scipy",
+    "harness.fits": "harness.equations harness.errors harness.hinges harness.least_squares harness.stats numpy",
     # What a metric is, and what a benchmark leaves behind.
     "harness.declaration": "harness.errors harness.stats harness.timing harness.traffic",
     "harness.metrics": "harness.declaration harness.errors harness.traffic",
@@ -123,7 +123,7 @@ INSTRUMENT = {
     "harness.sidecar": "harness.results datetime",
     "harness.passes": "harness.* pytest",
     "harness.bridge": "harness harness.* pytest | asv_runner",
-    "harness.doctor": "| nanoserve nanoserve.catalog torch packaging",
+    "harness.doctor": "| harness.clock harness.overhead nanoserve nanoserve.catalog torch packaging",
     "asv_suite": "harness.bridge",
     "bench_*": "pytest",
     "__main__": "typer | harness.doctor harness.archive harness.count_gate harness.errors harness.exports",

@@ -1,7 +1,7 @@
 """Looks at a machine the way a careful person would before measuring on it.
 
-Each check knows one thing that spoils or prevents a measurement and the command that mends it. Nothing is changed,
-fetched or measured here, and what a system does not show (no /sys, no git, no torch) is never an error.
+Each check knows one thing that spoils or prevents a measurement and the command that mends it. Nothing is changed or
+fetched here, and what a system does not show (no /sys, no git, no torch) is never an error.
 """
 
 import argparse
@@ -190,6 +190,19 @@ def check_load() -> Finding:
     return Finding("load", "ok", what)
 
 
+def check_clock() -> Finding:
+    """What one stamp costs, and what the clock can tell apart; both are inside every measured gap."""
+    from benchmarks.harness.clock import DeviceClock
+    from benchmarks.harness.overhead import MAX_STAMP_NS, Stopwatch, is_cheap
+
+    found = Stopwatch.of(DeviceClock("cpu"))
+    what = f"{found.stamp_ns:.0f} ns a stamp, resolves {found.resolution_ns} ns"
+    if not is_cheap(found.stamp_ns):
+        mend = "cat /sys/devices/system/clocksource/clocksource0/current_clocksource"
+        return Finding("clock", "warn", f"{what}: above {MAX_STAMP_NS:.0f} ns a stamp shows in short gaps", mend)
+    return Finding("clock", "ok", what)
+
+
 def check_governor(cpus: Path = Path("/sys/devices/system/cpu")) -> Finding:
     """A CPU that saves energy measures its own waking up."""
     try:
@@ -228,6 +241,6 @@ def _check_free_gpu(name: str, free_bytes: int, total_bytes: int) -> Finding:
 
 
 CHECKS: tuple[Callable[[], Finding], ...] = (
-    check_packages, check_model, check_asv_machine, check_git, check_xdist, check_disk, check_load, check_governor,
-    check_gpu,
+    check_packages, check_model, check_asv_machine, check_git, check_xdist, check_disk, check_load, check_clock,
+    check_governor, check_gpu,
 )  # fmt: skip

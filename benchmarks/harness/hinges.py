@@ -121,7 +121,7 @@ def _rising(family: Family, xs: Array) -> Family:
     slope, span = family.centre[:, 1], np.maximum(xs.max() - family.knots, 0)
     bend = family.centre[:, 2] if family.centre.shape[1] > 2 else np.zeros_like(slope)
     rises_before = slope < bend * (family.knots - xs.min())
-    is_bad = (slope < 0) | (slope + 2 * bend * span < 0) | rises_before
+    is_bad = (slope + 2 * bend * span < 0) | rises_before
     return dataclasses.replace(family, rss=np.where(is_bad, np.inf, family.rss))
 
 

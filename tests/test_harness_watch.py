@@ -1,0 +1,168 @@
+"""Who looked at the machine, when, and what came of it: on a scripted machine, GPU, control and clock."""
+
+import dataclasses
+import json
+
+import pytest
+
+from benchmarks.harness import band
+from benchmarks.harness.control import Control
+from benchmarks.harness.gpu import GpuState, NoGpu
+from benchmarks.harness.machine import MachineState
+from benchmarks.harness.overhead import Stopwatch
+from benchmarks.harness.timing import RunTiming, Stamp
+from benchmarks.harness.watch import Watch
+
+KEY = "a machine"
+RUN = RunTiming(sent_ns=0, stamps=(Stamp(10_000_000, 1), Stamp(20_000_000, 1)))
+
+
+class ScriptedMachine:
+    """Time passes by what the control takes; others use as much CPU as they are told to."""
+
+    def __init__(self, control_ms=2.0, others=0.0):
+        self.now_s, self.others_s = 0.0, 0.0
+        self.control_ms, self.others = control_ms, others
+
+    def now_ns(self):
+        return round(self.now_s * 1e9)
+
+    def pass_time(self, seconds):
+        self.now_s += seconds
+        self.others_s += seconds * self.others
+
+    def look(self):
+        return MachineState(at_s=self.now_s, num_cpus=2, busy_s=self.others_s, own_s=0.0, steal_s=0.0)
+
+
+def watch_on(machine, folder, gpu=None, stopwatch=None):
+    return Watch(
+        control=lambda: Control(machine, lambda: machine.pass_time(machine.control_ms / 1e3), sleep=machine.pass_time),
+        stopwatch=lambda: stopwatch or Stopwatch(resolution_ns=40, stamp_ns=300.0),
+        gpu=gpu or NoGpu(),
+        history=folder / "control.json",
+        key=KEY,
+        look=machine.look,
+    )
+
+
+def one_pass(machine, folder, num_turns=8, runs=None, **options):
+    """A pass of one case: what was seen of the case, and of the pass."""
+    watch = watch_on(machine, folder, **options)
+    watch.begin()
+    for _ in range(num_turns):
+        watch.turn()
+        machine.pass_time(0.5)
+    case = watch.end({"only": [RUN]} if runs is None else runs)
+    return case, watch.close_pass()
+
+
+def kinds(seen):
+    return [flag.kind for flag in seen.flags]
+
+
+def test_a_quiet_pass_is_not_flagged_and_makes_the_band(tmp_path):
+    states = [one_pass(ScriptedMachine(), tmp_path)[1].facts["control"]["state"] for _ in range(5)]
+    assert states == [*["no band yet"] * 3, "clean", "clean"]
+    assert len(json.loads((tmp_path / "control.json").read_text())["machines"][KEY]["clean"]) == 5
+
+
+def test_a_pass_beside_the_band_of_its_control_is_contaminated_and_teaches_nothing(tmp_path):
+    for _ in range(3):
+        one_pass(ScriptedMachine(), tmp_path)
+    case, whole = one_pass(ScriptedMachine(control_ms=6.0), tmp_path)
+    assert kinds(case) == []
+    assert set(kinds(whole)) == {"contaminated"}
+    assert "times the usual" in whole.flags[0].what
+    assert whole.facts["control"]["state"] == "contaminated"
+    assert one_pass(ScriptedMachine(), tmp_path)[1].flags == ()
+
+
+def test_another_process_during_a_case_contaminates_it_and_teaches_nothing(tmp_path):
+    case, whole = one_pass(ScriptedMachine(others=1.0), tmp_path)
+    assert kinds(case) == ["contaminated"]
+    assert "other processes used 50% of the CPU time" in case.flags[0].what
+    assert case.facts["others_share"] == pytest.approx(0.5)
+    assert whole.flags == ()
+    history, _ = band.load_history(tmp_path / "control.json", KEY)
+    assert history == band.History()
+
+
+def test_what_was_only_counted_can_not_be_disturbed(tmp_path):
+    case, _ = one_pass(ScriptedMachine(others=1.0), tmp_path, runs={})
+    assert (kinds(case), case.facts["others_share"]) == ([], pytest.approx(0.5))
+
+
+def test_the_turns_of_each_case_are_its_own(tmp_path):
+    machine = ScriptedMachine()
+    watch = watch_on(machine, tmp_path)
+    watch.begin()
+    watch.turn()
+    assert watch.end({}).facts["control_s"] == pytest.approx([0.002])
+    machine.control_ms = 3.0
+    watch.begin()
+    watch.turn()
+    watch.turn()
+    assert watch.end({}).facts["control_s"] == pytest.approx([0.003, 0.003])
+
+
+@pytest.mark.parametrize("num_turns", [0, 3])
+def test_a_pass_of_few_turns_is_neither_judged_nor_remembered(tmp_path, num_turns):
+    _, whole = one_pass(ScriptedMachine(), tmp_path, num_turns=num_turns)
+    assert (whole.facts, whole.flags) == ({}, ())
+    assert not (tmp_path / "control.json").exists()
+
+
+def test_before_the_first_timed_case_nothing_is_made_or_run(tmp_path):
+    def never():
+        raise AssertionError("made too early")
+
+    watch = Watch(control=never, stopwatch=never, gpu=NoGpu(), history=tmp_path / "control.json", key=KEY, look=never)
+    assert watch.close_pass().facts == {}
+
+
+def test_a_broken_history_is_moved_aside_and_told(tmp_path):
+    (tmp_path / "control.json").write_text('{"schema": 1, "mach')
+    _, whole = one_pass(ScriptedMachine(), tmp_path)
+    assert "was no history of the control" in whole.facts["control"]["notes"][0]
+    assert (tmp_path / "control.json.corrupt").exists()
+    assert json.loads((tmp_path / "control.json").read_text())["machines"]
+
+
+def test_a_gpu_that_was_held_back_contaminates_the_case(tmp_path):
+    class Hot(NoGpu):
+        states = iter([(), ("hardware thermal slowdown",)])
+
+        def state(self, also_ours=()):
+            return GpuState(name="A GPU", sm_clock_mhz=1900, throttle_reasons=next(self.states))
+
+    case, _ = one_pass(ScriptedMachine(), tmp_path, gpu=Hot())
+    assert "the GPU was held back: hardware thermal slowdown" in [flag.what for flag in case.flags]
+    assert case.facts["gpu"]["after"]["throttle_reasons"] == ["hardware thermal slowdown"]
+
+
+def test_what_the_stopwatch_takes_is_reported_for_the_worst_run(tmp_path):
+    short = dataclasses.replace(RUN, stamps=(Stamp(1_000_000, 1),))
+    case, _ = one_pass(ScriptedMachine(), tmp_path, runs={"a": [RUN, short], "b": [RUN]})
+    told = case.facts["stopwatch"]
+    assert (told["stamp_ns"], told["resolution_ns"]) == (300.0, 40)
+    assert told["share_of_run"] == pytest.approx({"a": 2 * 300 / 1e6, "b": 3 * 300 / 20e6})
+    assert kinds(case) == []
+
+
+@pytest.mark.parametrize(
+    ("stopwatch", "words"),
+    [
+        (Stopwatch(resolution_ns=40, stamp_ns=1e6), "the instrument itself took 15.0% of a run"),
+        (Stopwatch(resolution_ns=1_000_000, stamp_ns=300.0), "the clock resolves 1000000 ns"),
+    ],
+)
+def test_times_too_short_for_the_instrument_are_flagged(tmp_path, stopwatch, words):
+    case, _ = one_pass(ScriptedMachine(), tmp_path, stopwatch=stopwatch)
+    assert kinds(case) == ["resolution"]
+    assert words in case.flags[0].what
+
+
+def test_everything_seen_goes_into_a_results_file(tmp_path):
+    case, whole = one_pass(ScriptedMachine(), tmp_path)
+    json.dumps({**case.facts, **whole.facts}, allow_nan=False)
