@@ -1,0 +1,107 @@
+"""The gate for counts, as people use it: the real benchmark twice, and a planted operator per layer between.
+
+What no clock can see is red here, and named. The sessions run in processes of their own, on the tiny shape.
+"""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from benchmarks.harness.count_gate import SAME, WORSE
+from nanoserve.catalog import SHAPES
+
+ROOT = Path(__file__).parents[1]
+
+PLANTS = {
+    "nothing": "",
+    "an operator": """
+from nanoserve.models.llama import DecoderLayer
+right = DecoderLayer.forward
+DecoderLayer.forward = lambda self, hidden, rope, cache: right(self, hidden, rope, cache) + 0
+""",
+    "a forgotten buffer": """
+import torch
+from nanoserve.cache.contiguous import ContiguousCache
+right, kept = ContiguousCache.advance, []
+def advance(self, num_new):
+    kept.append(torch.empty(1))
+    right(self, num_new)
+ContiguousCache.advance = advance
+""",
+    "a second forward": """
+from nanoserve.engine import Engine
+right = Engine._forward
+def forward(self, new_ids, cache):
+    if len(new_ids) == 1:
+        num_cached = cache.num_cached
+        right(self, new_ids, cache)
+        cache.num_cached = num_cached
+    return right(self, new_ids, cache)
+Engine._forward = forward
+""",
+}
+
+
+def count(folder, plant):
+    """Run the decode benchmark with something planted; return the results file."""
+    name = plant.replace(" ", "_")
+    (folder / f"plant_{name}.py").write_text(PLANTS[plant])
+    results = folder / f"{name}.json"
+    options = [
+        "--benchmark-only",
+        "--model=tiny",
+        "--device=cpu",
+        f"--benchmark-json={results}",
+        "-k",
+        "decode_step and 16",
+    ]
+    command = [sys.executable, "-c", RUN, str(folder), f"plant_{name}", *options, "benchmarks/bench_work.py"]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+    return results
+
+
+RUN = """
+import importlib, sys
+sys.path[:0] = ["", sys.argv[1]]
+importlib.import_module(sys.argv[2])
+import pytest
+sys.exit(pytest.main(["-p", "no:cacheprovider", "-p", "no:xdist", *sys.argv[3:]]))
+"""
+
+
+def gate(base, head):
+    command = [sys.executable, "-m", "benchmarks", "counts", str(base), str(head)]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+    return done.returncode, done.stdout
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    return tmp_path_factory.mktemp("counts")
+
+
+@pytest.fixture(scope="module")
+def base(folder):
+    return count(folder, "nothing").rename(folder / "base.json")
+
+
+def test_an_untouched_engine_is_green(folder, base):
+    assert gate(base, count(folder, "nothing")) == (SAME, "every count is the same\n")
+
+
+def test_one_operator_more_per_layer_is_red_and_named(folder, base):
+    code, told = gate(base, count(folder, "an operator"))
+    assert code == WORSE
+    num_layers = SHAPES["tiny"].num_layers
+    assert f"(+{num_layers}, " in next(line for line in told.splitlines() if "contiguous num_operators" in line)
+    assert f"contiguous: aten.add.Tensor +{num_layers}" in told
+
+
+@pytest.mark.parametrize(("plant", "grown"), [("a forgotten buffer", "allocated_bytes"), ("a second forward", "flops")])
+def test_more_memory_or_more_work_is_red(folder, base, plant, grown):
+    code, told = gate(base, count(folder, plant))
+    assert code == WORSE
+    assert f"worse: benchmarks/bench_work.py::test_decode_step[16] contiguous {grown}" in told
