@@ -82,17 +82,18 @@ found = {b.name: b for b in disc_benchmarks(str(Path("benchmarks").resolve()))}
 told = {name: [b.params, b.param_names, b.unit, b.version, b.setup_cache_key] for name, b in found.items()}
 passes = {}
 for name, b in found.items():
-    if b.setup_cache_key not in passes:
+    if b.setup_cache_key not in passes and "collect only" not in sys.argv:
         passes[b.setup_cache_key] = b._setup_cache()
 kept = {key: [[list(k) for k in p["values"]], p["failed"], p["skipped"]] for key, p in passes.items()}
 print("TOLD" + json.dumps([told, kept]))
 """
 
 
-def probe(folder):
+def probe(folder, *arguments):
+    """What asv would discover, and what each pass leaves; with "collect only" nothing is measured."""
     inherited = {name: value for name, value in os.environ.items() if not name.startswith(("PYTEST_", "ASV"))}
     environment = inherited | {"NANOSERVE_BENCH_ARGS": "--model tiny --device cpu --samples 1", "OMP_NUM_THREADS": "1"}
-    command = [sys.executable, "-c", PROBE]
+    command = [sys.executable, "-c", PROBE, *arguments]
     done = subprocess.run(command, cwd=folder, env=environment, text=True, capture_output=True, check=False)
     assert "TOLD" in done.stdout, done.stdout + done.stderr
     return json.loads(done.stdout.partition("TOLD")[2])
@@ -166,9 +167,9 @@ def test_versions_follow_what_can_move_a_number(folder, probed):
     path = folder / "benchmarks" / "bench_scratch.py"
     try:
         path.write_text(SUITE.replace("COUNT = 2", "COUNT = 4"), "utf-8")
-        constant = {name: version for name, (_, _, _, version, _) in probe(folder)[0].items()}
+        constant = {name: version for name, (_, _, _, version, _) in probe(folder, "collect only")[0].items()}
         path.write_text(SUITE.replace("prompt_tokens=2, new_tokens=2", "prompt_tokens=2, new_tokens=3"), "utf-8")
-        body = {name: version for name, (_, _, _, version, _) in probe(folder)[0].items()}
+        body = {name: version for name, (_, _, _, version, _) in probe(folder, "collect only")[0].items()}
     finally:
         path.write_text(SUITE, "utf-8")
     assert all(constant[name] != before[name] for name in before)

@@ -3,6 +3,7 @@
 What no clock can see is red here, and named. The sessions run in processes of their own, on the tiny shape.
 """
 
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -13,6 +14,8 @@ from benchmarks.harness.count_gate import SAME, WORSE
 from nanoserve.catalog import SHAPES
 
 ROOT = Path(__file__).parents[1]
+
+pytestmark = pytest.mark.slow
 
 PLANTS = {
     "nothing": "",
@@ -58,7 +61,8 @@ def count(folder, plant):
         "decode_step and 16",
     ]
     command = [sys.executable, "-c", RUN, str(folder), f"plant_{name}", *options, "benchmarks/bench_work.py"]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+    inherited = {name: value for name, value in os.environ.items() if not name.startswith("PYTEST")}
+    done = subprocess.run(command, cwd=ROOT, env=inherited, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
     return results
 

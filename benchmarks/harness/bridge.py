@@ -194,5 +194,3 @@ def _replace_pass(measured: Pass) -> Pass:
     fresh.write_bytes(pickle.dumps(measured))
     fresh.replace("cache.pickle")
     return measured
-
-

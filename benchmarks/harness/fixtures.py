@@ -34,6 +34,7 @@ WATCH = pytest.StashKey[Watch]()
 """What looks at the machine in this session, on its config."""
 
 _DEFAULT_MODELS = {"cpu": "smollm2-135m", "cuda": "llama-3.2-1b"}
+_UNTIMED_MODEL = "tiny"
 _MEASURING = ("measure", "count_work")
 _WAKING = Workload(prompt_tokens=8, new_tokens=2)
 
@@ -52,10 +53,12 @@ def model(pytestconfig: pytest.Config, device: str) -> NanoserveSubject:
     """The model that benchmarks run, from `--model`: by default a trained one on a CPU, a 1B shape on a GPU.
 
     Where the trained default cannot be fetched, its shape with random weights stands in: speed does not depend on
-    the values, and every result says so.
+    the values, and every result says so. Untimed, the default is the smallest shape: whether a benchmark works does
+    not depend on the size of a model.
     """
     asked = pytestconfig.getoption("--model")
-    name = asked or _DEFAULT_MODELS[device.partition(":")[0]]
+    usual = _DEFAULT_MODELS[device.partition(":")[0]] if _is_timed(pytestconfig) else _UNTIMED_MODEL
+    name = asked or usual
     try:
         return _load(pytestconfig, name, device)
     except UnusableSubjectError as error:
@@ -63,6 +66,10 @@ def model(pytestconfig: pytest.Config, device: str) -> NanoserveSubject:
             pytest.exit(str(error), returncode=pytest.ExitCode.USAGE_ERROR)
         warnings.warn(f"measuring random weights of the same shape, because: {error}", stacklevel=1)
         return _load(pytestconfig, f"{name}-random", device)
+
+
+def _is_timed(config: pytest.Config) -> bool:
+    return not config.getoption("benchmark_disable", False)
 
 
 def _load(config: pytest.Config, name: str, device: str) -> NanoserveSubject:
@@ -106,7 +113,8 @@ def count_work(
     """Counts what a step makes the machine do, for each arm of the test's markers; untimed just the same."""
     if benchmark.enabled:
         watch.begin()
-    return CountWork(plan_of(request.node, timed=False), model, DeviceClock(device), device)
+    plan = plan_of(request.node, timed=False)
+    return CountWork(plan, model, DeviceClock(device), device, timed=benchmark.enabled)
 
 
 def declaration_of(item: pytest.Item) -> tuple[Mapping[str, Any], tuple[str, ...]]:

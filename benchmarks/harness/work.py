@@ -33,8 +33,9 @@ class CountedSubject(Subject, Protocol):
 class CountWork:
     """What a test of work calls, once. `close` checks that it kept its declaration."""
 
-    def __init__(self, plan: Plan, subject: CountedSubject, clock: Clock, device: str) -> None:
+    def __init__(self, plan: Plan, subject: CountedSubject, clock: Clock, device: str, *, timed: bool = True) -> None:
         self._plan = plan
+        self._timed = timed
         self._subject = subject
         self._clock = clock
         self._device = device
@@ -71,12 +72,19 @@ class CountWork:
         for arm, options in self._plan.arms.items():
             at = _AtStep(self._subject, prompt, num_steps_before, workload.new_tokens, options)
             with at:
-                self._durations[arm] = _seconds_of(at, self._clock)
-                _, work = count_work(at.run_step, device=self._device, prepare=at.prepare)
+                self._durations[arm] = self._seconds_of(at)
+                _, work = count_work(at.run_step, device=self._device, warmups=0, prepare=at.prepare)
                 self._keep(arm, work, at)
                 outputs[arm] = tuple(token for emission in at.emissions for token in emission.token_ids)
         ties = check_same_tokens(prompt, outputs, self._subject.next_logits, self._subject.relative_tolerance)
         self.flags += [Flag(kind="near-tie", arm="", what=tie) for tie in ties]
+
+    def _seconds_of(self, at: "_AtStep") -> float:
+        """Run the step uncounted, to warm it up, and once more if its time is wanted."""
+        for _ in range(1 + self._timed):
+            at.prepare()
+            seconds = measure_call(at.run_step, self._clock)
+        return seconds
 
     def _keep(self, arm: str, work: Work, at: "_AtStep") -> None:
         counted = work.counts() | _tokens_of_last_step(at.emissions, at.num_prompt_tokens)
@@ -126,14 +134,6 @@ class _AtStep:
 
     def run_step(self) -> None:
         self.emissions.append(next(self._stream))
-
-
-def _seconds_of(at: _AtStep, clock: Clock) -> float:
-    """The step uncounted, warmed up once."""
-    for _ in range(2):
-        at.prepare()
-        seconds = measure_call(at.run_step, clock)
-    return seconds
 
 
 def _tokens_of_last_step(emissions: Sequence[Emission], num_prompt_tokens: int) -> dict[str, int | None]:
