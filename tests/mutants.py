@@ -11,7 +11,23 @@ import sys
 import time
 from collections.abc import Callable
 
-from benchmarks.harness import clock, declaration, measure, metrics, series, stats, timing, traffic, verify, workload
+from benchmarks.harness import (
+    band,
+    clock,
+    declaration,
+    exact,
+    gpu,
+    machine,
+    measure,
+    metrics,
+    series,
+    stats,
+    timing,
+    token_counts,
+    traffic,
+    verify,
+    workload,
+)
 from benchmarks.harness.timing import RunTiming, Stamp
 
 MUTANTS: dict[str, tuple[str, Callable[[], None]]] = {}
@@ -219,6 +235,55 @@ def _():
 def _():
     right = workload.Workload.prompt
     workload.Workload.prompt = lambda self, vocab_size, name="", *_: right(self, vocab_size, name)
+
+
+@mutant("no change is too small", seen_by="metrics")
+def _():
+    declaration.Metric.is_worse = lambda self, base, head: head > base if self.better == "lower" else head < base
+
+
+@mutant("an earlier high-water mark is the peak", seen_by="gpu")
+def _():
+    right = gpu.NvidiaGpu.peak_memory
+
+    def wrong(self, call):
+        torch = sys.modules["torch"]
+        torch.cuda.reset_peak_memory_stats = lambda device: None
+        return right(self, call)
+
+    gpu.NvidiaGpu.peak_memory = wrong
+
+
+@mutant("query heads hold keys and values", seen_by="token_counts")
+def _():
+    right = token_counts.kv_bytes_per_token
+    everywhere(right, lambda layers, kv_heads, *rest: right(layers, 4 * kv_heads, *rest))
+
+
+@mutant("a tenth more memory is the same", seen_by="exact")
+def _():
+    right = exact._change
+
+    def wrong(key, base, head, better):
+        is_close = base is not None and head is not None and abs(head - base) <= 0.1 * abs(base)
+        return None if is_close else right(key, base, head, better)
+
+    everywhere(right, wrong)
+
+
+@mutant("what can not be compared is as good", seen_by="exact")
+def _():
+    everywhere(exact.is_red, lambda changes: any(change.verdict == "worse" for change in changes))
+
+
+@mutant("a busy machine is as good as another", seen_by="machine")
+def _():
+    everywhere(machine.what_happened, lambda *_: [])
+
+
+@mutant("the control is never beside its band", seen_by="control")
+def _():
+    everywhere(band._beside, lambda *_: iter(()))
 
 
 @mutant("a cost is a negated rate", seen_by="metrics")

@@ -12,6 +12,8 @@ from types import SimpleNamespace
 
 import pytest
 import sample_results
+from asv.results import Results
+from asv.runner import BenchmarkResult
 
 from benchmarks.harness import bridge
 from benchmarks.harness.errors import InstrumentError
@@ -231,6 +233,17 @@ def test_a_number_is_never_handed_out_twice():
     assert read("ttft_s", "16") == {"samples": [0.5], "number": 1}
     again = bridge._read(dict(READ), lambda: fresh, metric("ttft_s"), "cached", "16")
     assert again == {"samples": [0.9], "number": 1}
+
+
+@pytest.mark.parametrize(("rounds", "value"), [([[1.0], [], [1.2]], 1.1), ([[], [1.0], [1.1]], 1.05), ([[], []], None)])
+def test_asv_leaves_a_contaminated_round_out_and_has_no_data_without_any_other(rounds, value):
+    """What asv itself makes of rounds that hand it no sample."""
+    results = Results({"machine": "m"}, {}, "c" * 40, 0, "3.11", "environment", {})
+    series = {"name": "b", "version": "1", "params": [], "param_names": [], "type": "track", "unit": "seconds"}
+    for number, samples in enumerate(rounds):
+        taken = BenchmarkResult(result=[True], samples=[samples], number=[1], errcode=0, stderr="", profile=None)
+        results.add_result(series, taken, record_samples=True, append_samples=number > 0)
+    assert results.get_result_value("b", []) == [value if value is None else pytest.approx(value)]
 
 
 def contaminated(case):

@@ -137,12 +137,17 @@ def test_what_is_not_to_be_trusted_is_said():
 
 
 def test_the_instrument_says_what_it_cost_and_what_its_control_saw():
-    stopwatch = {"resolution_ns": 40, "stamp_ns": 281.4, "share_of_run": {"cached": 0.0001, "naive": 0.00002}}
+    stopwatch = {
+        "resolution_ns": 40,
+        "stamp_ns": 281.4,
+        "cost_s": {"cached": 9e-6, "naive": 9e-6},
+        "share_of_run": {"cached": 0.0001, "naive": 0.00002},
+    }
     control = {"median_s": 0.0022, "state": "clean", "notes": ["the band has moved"]}
     text = render(
         [result(spread("ttft_s", 0.01), provenance=PROVENANCE | {"stopwatch": stopwatch, "control": control})]
     )
-    assert "instrument: 281 ns a stamp, at most 0.01% of a run; the clock resolves 40 ns" in text
+    assert "instrument: 281 ns a stamp, at most 9 us or 0.01 % of a run; the clock resolves 40 ns" in text
     assert "control kernel: median 2.20 ms, clean" in text
     assert "note: the band has moved" in text
 

@@ -146,6 +146,7 @@ def test_what_the_stopwatch_takes_is_reported_for_the_worst_run(tmp_path):
     case, _ = one_pass(ScriptedMachine(), tmp_path, runs={"a": [RUN, short], "b": [RUN]})
     told = case.facts["stopwatch"]
     assert (told["stamp_ns"], told["resolution_ns"]) == (300.0, 40)
+    assert told["cost_s"] == pytest.approx({"a": 3 * 300e-9, "b": 3 * 300e-9})
     assert told["share_of_run"] == pytest.approx({"a": 2 * 300 / 1e6, "b": 3 * 300 / 20e6})
     assert kinds(case) == []
 

@@ -41,6 +41,10 @@ class Stopwatch:
         """All time that the instrument took inside one run: a stamp per arrival, and one for sending."""
         return (1 + len(run.stamps)) * self.stamp_ns / NS_PER_S
 
+    def costs_s(self, runs: Mapping[str, Sequence[RunTiming]]) -> dict[str, float]:
+        """Per arm, the most seconds that the instrument took of any run."""
+        return {arm: max((self.cost_s(run) for run in of_arm), default=0.0) for arm, of_arm in runs.items()}
+
     def share_of(self, runs: Mapping[str, Sequence[RunTiming]]) -> dict[str, float]:
         """Per arm, the largest part of a run's E2E that was the instrument's."""
         return {

@@ -154,9 +154,11 @@ def _watched(results: Sequence[BenchmarkResult]) -> Iterator[str]:
     """What the instrument cost, and what its control says of the machine."""
     watches = [result.provenance["stopwatch"] for result in results if "stopwatch" in result.provenance]
     if watches:
+        cost_s = max((cost for watch in watches for cost in watch["cost_s"].values()), default=0.0)
         share = max((share for watch in watches for share in watch["share_of_run"].values()), default=0.0)
-        resolution, stamp = watches[0]["resolution_ns"], watches[0]["stamp_ns"]
-        yield f"instrument: {stamp:.0f} ns a stamp, at most {share:.2%} of a run; the clock resolves {resolution} ns"
+        stamp_ns, resolution_ns = watches[0]["stamp_ns"], watches[0]["resolution_ns"]
+        most = f"{cost_s * 1e6:.2g} us or {share * 100:.1g} %"
+        yield f"instrument: {stamp_ns:.0f} ns a stamp, at most {most} of a run; the clock resolves {resolution_ns} ns"
     control = results[0].provenance.get("control")
     if control:
         yield f"control kernel: median {control['median_s'] * 1e3:.2f} ms, {control['state']}"

@@ -98,11 +98,16 @@ class Watch:
             "others_share": others_share(before, after),
             "control_s": list(self._control.durations_s[self._num_turns_before :]),
             "gpu": {"before": gpu_before.as_dict(), "after": gpu_after.as_dict()} if gpu_after.name else None,
-            "stopwatch": self._stopwatch.as_dict() | {"share_of_run": self._stopwatch.share_of(runs)},
+            "stopwatch": self._told_of(self._stopwatch, runs),
         }
         flags = [Flag(kind="contaminated", arm="", what=reason) for reason in reasons]
         flags += [Flag(kind="resolution", arm=arm, what=what) for arm, what in self._stopwatch.doubts(runs)]
         return Seen(facts=facts, flags=tuple(flags))
+
+    @staticmethod
+    def _told_of(stopwatch: Stopwatch, runs: Mapping[str, Sequence[RunTiming]]) -> dict[str, Any]:
+        costs = {"cost_s": stopwatch.costs_s(runs), "share_of_run": stopwatch.share_of(runs)}
+        return stopwatch.as_dict() | costs
 
     def close_pass(self) -> Seen:
         """Judge the whole pass by its control and remember it: facts and flags for every case of it.
