@@ -18,6 +18,7 @@ import torch.nn.functional as F
 from benchmarks.harness.counters import KERNEL_LAUNCH, count_work
 from benchmarks.harness.errors import InstrumentError
 from benchmarks.harness.exact import exact_changes, histogram_changes, is_red
+from benchmarks.harness.token_counts import Step, count_tokens
 from nanoserve import EngineConfig, SamplingParams
 from nanoserve.cache.contiguous import ContiguousCache
 from nanoserve.catalog import SHAPES
@@ -428,3 +429,14 @@ def test_a_forward_too_many_is_red(model, base):
     work = counted(lambda: decode() * 0 + decode())
     assert changes(base[1], work)["flops"] == base[1].flops
     assert changes(base[1], work)["num_operators"] == base[1].num_operators + 2
+
+
+@pytest.mark.parametrize("cache", ["contiguous", "none"])
+def test_what_the_engine_tells_of_its_steps(scripted, cache):
+    engine = Engine(scripted([7, 8, 9, 10]), cache=cache)
+    events = list(engine.stream([1, 2, 3], SamplingParams(max_new_tokens=4)))
+    counts = count_tokens([Step(num_prefilled=e.num_prefilled, num_cached=e.num_cached) for e in events], 3)
+    assert counts.num_recomputed == {"contiguous": 0, "none": 3 + 4 + 5}[cache]
+    assert (counts.num_forwards, counts.num_prefilled, counts.num_decoded, counts.num_tokens) == (4, 3, 3, 4)
+    run = len(engine.loaded.model.positions_run)
+    assert counts.num_prefilled + counts.num_decoded + counts.num_recomputed == run

@@ -9,9 +9,7 @@ from hypothesis import strategies as st
 from benchmarks.harness.errors import InstrumentError
 from benchmarks.harness.exact import exact_changes, is_red
 from benchmarks.harness.token_counts import Step, count_tokens, kv_blocks, kv_bytes_per_token, total_tokens
-from nanoserve import SamplingParams
 from nanoserve.catalog import SHAPES
-from nanoserve.engine import Engine
 
 
 def counted(num_prompt, *steps):
@@ -76,17 +74,6 @@ def test_a_source_that_does_not_tell_is_unknown_and_not_zero():
 def test_a_negative_count_is_refused(step):
     with pytest.raises(InstrumentError, match=r"Step\(.*-1.*\) counts something below zero"):
         counted(5, step)
-
-
-@pytest.mark.parametrize("cache", ["contiguous", "none"])
-def test_what_the_engine_tells_of_its_steps(scripted, cache):
-    engine = Engine(scripted([7, 8, 9, 10]), cache=cache)
-    events = list(engine.stream([1, 2, 3], SamplingParams(max_new_tokens=4)))
-    counts = count_tokens([Step(num_prefilled=e.num_prefilled, num_cached=e.num_cached) for e in events], 3)
-    assert counts.num_recomputed == {"contiguous": 0, "none": 3 + 4 + 5}[cache]
-    assert (counts.num_forwards, counts.num_prefilled, counts.num_decoded, counts.num_tokens) == (4, 3, 3, 4)
-    run = len(engine.loaded.model.positions_run)
-    assert counts.num_prefilled + counts.num_decoded + counts.num_recomputed == run
 
 
 def test_losing_the_cache_turns_the_gate_red_in_recomputed_positions_only():

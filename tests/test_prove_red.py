@@ -13,11 +13,14 @@ from mutants import MUTANTS
 
 TESTS = Path(__file__).parent
 
+BARE = ("--noconftest", "-p", "no:cacheprovider", "-p", "no:xdist", "-o", "addopts=", "-o", "filterwarnings=")
+
 pytestmark = pytest.mark.prove_red
 
 
 def run_tests(file: str, mutant: str) -> subprocess.CompletedProcess:
-    command = [sys.executable, "-m", "pytest", "-q", "-x", "-p", "mutants", "-p", "no:cacheprovider"]
+    """In a process of its own. None of these tests needs the conftest files, which load the engine."""
+    command = [sys.executable, "-m", "pytest", "-q", "-x", "-m", "not slow", "-p", "mutants", *BARE]
     inherited = {name: value for name, value in os.environ.items() if not name.startswith("PYTEST")}
     environment = inherited | {"PYTHONPATH": str(TESTS)}
     return subprocess.run(
