@@ -94,12 +94,13 @@ def _deselect(config, items, unwanted) -> None:
         items[:] = [item for item in items if item not in out]
 
 
-@pytest.fixture(autouse=True)
-def _gpu(request: pytest.FixtureRequest) -> None:
-    if request.node.get_closest_marker("gpu"):
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    """Skip what needs a GPU before any fixture loads a model for it."""
+    if item.get_closest_marker("gpu"):
         import torch
 
-        if not torch.cuda.is_available():
+        if item.config.getoption("--device").startswith("cpu") or not torch.cuda.is_available():
             pytest.skip("needs a CUDA device")
 
 
@@ -111,8 +112,16 @@ def _seed() -> None:
         sys.modules["torch"].manual_seed(0)
 
 
-@pytest.hookimpl(trylast=True)
-def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:
+@pytest.hookimpl(wrapper=True)
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config):
+    """Below pytest-benchmark's table, and also when its comparison fails: what disturbed a run may be why."""
+    try:
+        return (yield)
+    finally:
+        _print_results(terminalreporter, config)
+
+
+def _print_results(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:
     from benchmarks.harness.fixtures import RESULTS
 
     results = config.stash.get(RESULTS, [])

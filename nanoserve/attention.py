@@ -8,6 +8,9 @@ import torch.nn.functional as F
 
 from nanoserve.cache.kv import KVCache
 
+BACKEND = "scaled_dot_product_attention"
+"""What computes attention, in the words that a result is filed under."""
+
 
 def attend(
     queries: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, *, layer: int, cache: KVCache

@@ -1,6 +1,6 @@
 """Wrong formulas, most of them once shipped by a tool that people trusted: a pytest plugin that swaps one in.
 
-    PYTHONPATH=tests pytest -p mutants --mutant "..." tests/test_harness_timing.py
+    PYTHONPATH=tests python -m pytest -p mutants --mutant "..." tests/test_harness_timing.py
 
 The number behind a name is the public issue of the tool that had the fault. `test_prove_red.py` runs them all, each
 against the file that has to see it.

@@ -28,7 +28,7 @@ def refusal(*paths):
 def test_results_come_back_as_they_were(tmp_path):
     flags = (Flag(kind="drift", arm="naive", what="rising"), Flag(kind="contaminated", arm="", what="busy"))
     written = [
-        streamed_case(8, flags=flags, notes=("a note",)),
+        streamed_case(8, flags=flags),
         streamed_case(1, num_runs=1),
         streamed_case(3, arms=()),
     ]

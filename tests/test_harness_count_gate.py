@@ -16,12 +16,14 @@ ROOT = Path(__file__).parents[1]
 COUNTS = {"num_operators": 146, "peak_bytes": 2448, "num_tokens_recomputed": 0}
 
 
-def file_of(path, counts=COUNTS, operators=(("aten.mm.default", 28),), ttft_s=0.5, case="16"):
+def file_of(path, counts=COUNTS, operators=(("aten.mm.default", 28),), ttft_s=0.5, case="16", **setup):
     measured = [exact_count(metric(name), "cached", value) for name, value in counts.items()]
     measured.append(summarise_values(metric("ttft_s"), "cached", [ttft_s] * 6))
     whole = sample_results.streamed_case()
     details = {"operators": {"cached": dict(operators)}}
-    result = dataclasses.replace(whole, case=case, measurements=tuple(measured), runs={}, details=details)
+    told = sample_results.PROVENANCE | setup
+    changed = {"case": case, "measurements": tuple(measured), "runs": {}, "details": details, "provenance": told}
+    result = dataclasses.replace(whole, **changed)
     return sample_results.write(path, [result])
 
 
@@ -60,6 +62,15 @@ def test_what_can_not_be_compared_is_not_good(tmp_path, head):
     code, told = compared(tmp_path, **head)
     assert code == NO_DATA
     assert "no data" in told
+
+
+@pytest.mark.parametrize(
+    "setup", [{"model": "small"}, {"dtype": "bfloat16"}, {"device": "cuda"}, {"versions": {"torch": "2.14.0"}}]
+)
+def test_counts_of_another_setup_do_not_compare(tmp_path, setup):
+    code, told = compared(tmp_path, **setup)
+    assert code == NO_DATA
+    assert str(next(iter(setup.values()))).strip("{}'").split("'")[-1] in told
 
 
 def test_two_files_without_counts_are_no_comparison(tmp_path):

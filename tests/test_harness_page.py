@@ -166,7 +166,7 @@ def test_nothing_measured_but_provenance_is_a_page(tmp_path):
 def test_a_hostile_name_is_text_and_nothing_else(tmp_path, name):
     flags = (Flag(kind=name or "kind", arm="cached", what=name),)
     told = PROVENANCE | {"model": name, name: name}
-    names = {"case": name, "benchmark": f"b.py::test_{name}", "notes": (name,), "flags": flags, "provenance": told}
+    names = {"case": name, "benchmark": f"b.py::test_{name}", "flags": flags, "provenance": told}
     kinds = [single(params={name: n, "s": name}, **(names | {"case": f"{name}{n}"})) for n in (1, 2)]
     read = archives(tmp_path, *kinds)
     page, labelled = render_page(read), label_results(read)

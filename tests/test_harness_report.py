@@ -1,4 +1,4 @@
-"""Tables, notes and pictures of small results made by hand."""
+"""Tables, flags and pictures of small results made by hand."""
 
 import dataclasses
 
@@ -170,9 +170,10 @@ def test_a_gpu_has_its_own_name():
 
 @pytest.mark.parametrize("case", ["a[b]-é/,x", "[bold]", "[/]", "[red]x[/red]", "\\", "a\\[b]", "模型", ":smile:"])
 def test_an_odd_case_name_is_shown_as_it_is(case):
-    text = render([result(spread("ttft_s", 0.01), case=case, notes=("a [note] of its own",))])
+    flags = (Flag(kind="drift", arm="", what="a [flag] of its own"),)
+    text = render([result(spread("ttft_s", 0.01), case=case, flags=flags)])
     assert f"growth[{case}]" in text.splitlines()[2]
-    assert f"note on growth[{case}]: a [note] of its own" in text
+    assert f"! drift: growth[{case}]: a [flag] of its own" in text
 
 
 def test_odd_words_in_the_provenance_are_shown_as_they_are():

@@ -334,8 +334,7 @@ def test_a_result_is_strict_json():
         params={"n": 16},
         measurements=(ttft(1.0, 2.0), ttft()),
         provenance={"commit": None},
-        notes=("a note",),
     )
     told = json.loads(json.dumps(result.as_dict(), allow_nan=False))
     assert [each["value"] for each in told["measurements"]] == [1.5, None]
-    assert (told["provenance"], told["notes"]) == ({"commit": None}, ["a note"])
+    assert (told["provenance"], told["flags"], told["runs"]) == ({"commit": None}, [], {})

@@ -11,7 +11,7 @@ from benchmarks.harness.gpu import GpuState, NoGpu
 from benchmarks.harness.machine import MachineState
 from benchmarks.harness.overhead import Stopwatch
 from benchmarks.harness.timing import RunTiming, Stamp
-from benchmarks.harness.watch import Watch
+from benchmarks.harness.watch import Equipment, Watch
 
 KEY = "a machine"
 RUN = RunTiming(sent_ns=0, stamps=(Stamp(10_000_000, 1), Stamp(20_000_000, 1)))
@@ -36,14 +36,13 @@ class ScriptedMachine:
 
 
 def watch_on(machine, folder, gpu=None, stopwatch=None):
-    return Watch(
-        control=lambda: Control(machine, lambda: machine.pass_time(machine.control_ms / 1e3), sleep=machine.pass_time),
-        stopwatch=lambda: stopwatch or Stopwatch(resolution_ns=40, stamp_ns=300.0),
+    equipment = Equipment(
+        control=Control(machine, lambda: machine.pass_time(machine.control_ms / 1e3), sleep=machine.pass_time),
+        stopwatch=stopwatch or Stopwatch(resolution_ns=40, stamp_ns=300.0),
         gpu=gpu or NoGpu(),
-        history=folder / "control.json",
         key=KEY,
-        look=machine.look,
     )
+    return Watch(lambda: equipment, folder / "control.json", machine.look)
 
 
 def one_pass(machine, folder, num_turns=8, runs=None, **options):
@@ -117,7 +116,7 @@ def test_before_the_first_timed_case_nothing_is_made_or_run(tmp_path):
     def never():
         raise AssertionError("made too early")
 
-    watch = Watch(control=never, stopwatch=never, gpu=NoGpu(), history=tmp_path / "control.json", key=KEY, look=never)
+    watch = Watch(never, tmp_path / "control.json", never)
     assert watch.close_pass().facts == {}
 
 

@@ -116,7 +116,7 @@ INSTRUMENT = {
     "harness.exports": (
         "harness.archive harness.curves harness.doubts harness.errors harness.results harness.tables | harness.page"
     ),
-    "harness.count_gate": "harness.archive harness.exact harness.results",
+    "harness.count_gate": "harness.archive harness.exact harness.metrics harness.results",
     # The only files that know pytest.
     "harness.replay": "",
     "harness.fixtures": "harness.* pytest",

@@ -4,6 +4,7 @@ pytest --prove-red
 """
 
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -38,6 +39,8 @@ def test_a_wrong_formula_turns_the_tests_red(name):
     file, _ = MUTANTS[name]
     done = run_tests(file, name)
     assert done.returncode == pytest.ExitCode.TESTS_FAILED, f"{name}: {done.stdout[-800:]}{done.stderr[-800:]}"
+    crash = re.search(r"^E +(TypeError|AttributeError|NameError|ImportError|fixture).*", done.stdout, re.MULTILINE)
+    assert crash is None, f"{name}: red for another reason: {crash[0]}"
 
 
 @pytest.mark.parametrize("file", sorted({file for file, _ in MUTANTS.values()}))

@@ -1,6 +1,6 @@
 """The instrument: clock, event log, metrics, statistics, pytest fixtures, the bridge to asv and the report.
 
-It measures whatever streams tokens. Everything it knows about nanoserve stands in `fixtures.py`.
+It measures whatever streams tokens. Everything it knows about nanoserve stands in `sources/nanoserve.py`.
 """
 
 INSTRUMENT_VERSION = "2"

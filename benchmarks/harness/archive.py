@@ -201,7 +201,6 @@ def _result(extra: dict[str, Any]) -> BenchmarkResult:
         measurements=tuple(_measurement(each) for each in _field(extra, "measurements", list)),
         provenance=provenance,
         flags=tuple(_flag(each) for each in _field(extra, "flags", list)),
-        notes=tuple(str(note) for note in _field(extra, "notes", list)),
         runs={arm: tuple(_run(run) for run in _field(runs, arm, list)) for arm in runs},
         details=_details(_field(extra, "details", dict)),
     )

@@ -26,8 +26,8 @@ class DeviceClock:
 class EventTimer:
     """Seconds that a call keeps one device busy (`cpu`, `cuda`, `cuda:N`).
 
-    On CUDA between two events on the current stream: no host work before the first kernel, after the last, or
-    hidden behind kernels is counted, nor is what was queued earlier, nor work that the call puts on other streams.
+    On CUDA between two events on the current stream: what was queued earlier is not counted, nor work that the call
+    puts on other streams. Host work counts wherever the device has nothing else to do meanwhile.
     On a CPU between two stamps of DeviceClock.
     """
 

@@ -1,6 +1,6 @@
 """The control: a fixed piece of work that no commit can touch, run once inside every turn of a pass.
 
-Knows numpy and an injected clock. Refuses to know what else is measured, and what usual is (`band`).
+Knows numpy, torch for a GPU, and an injected clock. Refuses to know what else is measured, and what usual is (`band`).
 When the control runs slower, the machine has become slower, and so has everything that was measured beside it.
 
 Why the work looks as it does, measured on two virtual cores with a torch benchmark of 20 ms in the turns:

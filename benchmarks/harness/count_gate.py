@@ -7,7 +7,8 @@ from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
 from benchmarks.harness.archive import read_archives
-from benchmarks.harness.exact import Better, Change, exact_changes, format_changes, histogram_changes, is_red
+from benchmarks.harness.exact import Change, exact_changes, format_changes, histogram_changes, is_red
+from benchmarks.harness.metrics import metric
 from benchmarks.harness.results import BenchmarkResult
 
 Key = tuple[str, str, str]
@@ -17,12 +18,28 @@ SAME, WORSE, NO_DATA = 0, 1, 4
 """Exit codes: nothing got worse; a count did; or something could not be compared, which is never good."""
 
 
+_SETUP = ("model", "dtype", "device", "attention")
+"""What has to be the same for equal counts to mean equal work, torch's version beside it."""
+
+
 def compare_counts(base: Path, head: Path) -> tuple[int, str]:
     """Exit code, and what to print. Raises ArchiveError for a file that cannot be read or holds something else."""
     of_base, of_head = (archive.results for archive in read_archives([base, head]))
-    changes = exact_changes(_counts_of(of_base), _counts_of(of_head), _directions([*of_base, *of_head]))
+    setups = _setups(of_base), _setups(of_head)
+    if all(setups) and setups[0] != setups[1]:
+        told = " and ".join("; ".join(map(", ".join, sorted(setup))) for setup in setups)
+        return NO_DATA, f"no data: counts of different setups do not compare: {told}"
+    before, after = _counts_of(of_base), _counts_of(of_head)
+    changes = exact_changes(before, after, {key: metric(key[2]).better for key in {**before, **after}})
     lines = [format_changes(changes), *_explanations(of_base, of_head)]
     return _code(changes), "\n".join(lines)
+
+
+def _setups(results: Iterable[BenchmarkResult]) -> set[tuple[str, ...]]:
+    return {
+        (*(str(told.get(name)) for name in _SETUP), f"torch {told.get('versions', {}).get('torch')}")
+        for told in (result.provenance for result in results)
+    }
 
 
 def _code(changes: Sequence[Change]) -> int:
@@ -34,15 +51,6 @@ def _code(changes: Sequence[Change]) -> int:
 def _counts_of(results: Iterable[BenchmarkResult]) -> dict[Key, float | None]:
     return {
         (_name(result), m.arm, m.metric.name): m.value
-        for result in results
-        for m in result.measurements
-        if m.metric.is_exact
-    }
-
-
-def _directions(results: Iterable[BenchmarkResult]) -> dict[Key, Better]:
-    return {
-        (_name(result), m.arm, m.metric.name): m.metric.better
         for result in results
         for m in result.measurements
         if m.metric.is_exact

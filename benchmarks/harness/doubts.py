@@ -63,8 +63,9 @@ def doubts_of_cell(result: BenchmarkResult, measurement: Measurement) -> str:
 
 
 def _concerns(flag: Flag, measurement: Measurement) -> bool:
-    """A count of work is exact, whatever else the machine did."""
-    return not measurement.metric.is_exact and (flag.arm in ("", measurement.arm) or flag.kind == "contaminated")
+    """A count of work is exact, whatever else the machine did; a ratio has the doubts of both its arms."""
+    metric = measurement.metric
+    return not metric.is_exact and (flag.arm in ("", measurement.arm) or metric.compares_arms)
 
 
 Found = Iterator[tuple[str, str, str]]

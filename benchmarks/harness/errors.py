@@ -5,8 +5,7 @@ InstrumentError
 ├── WrongOutputError       the measured run did not do the work that the workload asks for
 ├── ForeignPackageError    the imported nanoserve is not the one whose commit is being measured
 ├── SourceError            a streamed source broke off, or spoke another language than it should
-├── ArchiveError           a results file that cannot be read, or that holds something else
-└── ContaminatedError      something else ran on the machine while a pass was measured
+└── ArchiveError           a results file that cannot be read, or that holds something else
 """
 
 
@@ -32,7 +31,3 @@ class SourceError(InstrumentError):
 
 class ArchiveError(InstrumentError):
     """A results file that is unreadable, cut off, of another tool or of another version; the message names it."""
-
-
-class ContaminatedError(InstrumentError):
-    """A pass during which the machine was not the pass's own; its numbers are not used."""

@@ -142,7 +142,16 @@ def _draw_fit(axes: Any, curve: Curve, points: Sequence[Point], fit: "Fit | None
 
 def _fitted_line(curve: Curve, name: str, fit: "Fit") -> FittedLine:
     equation = fit.equation(x_name=curve.axis.replace("_", " "), scale=curve.factor, unit=curve.unit)
-    return FittedLine(name=name, equation=equation, coefficients=tuple(_coefficients(curve, fit)))
+    return FittedLine(name=name, equation=equation, coefficients=(*_coefficients(curve, fit), *_crossover(fit)))
+
+
+def _crossover(fit: "Fit") -> Iterator[str]:
+    """Where a straight line's growth costs as much as its overhead, if that is certain."""
+    from benchmarks.harness.fits import crossover
+
+    root = crossover(fit) if fit.kind == "affine" else None
+    if root is not None and None not in (root.value, root.low, root.high) and (root.low or 0) > 0:
+        yield f"b x = a at {_compact(root.value or 0)} [{_compact(root.low or 0)} .. {_compact(root.high or 0)}]"
 
 
 def _coefficients(curve: Curve, fit: "Fit") -> Iterator[str]:

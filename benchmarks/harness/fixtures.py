@@ -20,7 +20,7 @@ from benchmarks.harness.provenance import provenance
 from benchmarks.harness.replay import replay, replayed_seconds
 from benchmarks.harness.results import BenchmarkResult
 from benchmarks.harness.sources.nanoserve import NanoserveSubject, UnusableSubjectError, choose_device, package_folder
-from benchmarks.harness.watch import Seen, Watch
+from benchmarks.harness.watch import Equipment, Seen, Watch
 from benchmarks.harness.work import CountWork
 from benchmarks.harness.workload import Workload
 
@@ -82,7 +82,8 @@ def _load(config: pytest.Config, name: str, device: str) -> NanoserveSubject:
 @pytest.fixture(scope="session")
 def watch(pytestconfig: pytest.Config, device: str) -> Watch:
     """What looks at the machine while cases run; its control kernel's history lies below `.benchmarks`."""
-    pytestconfig.stash[WATCH] = Watch.on(device, pytestconfig.rootpath / ".benchmarks" / "control.json")
+    history = pytestconfig.rootpath / ".benchmarks" / "control.json"
+    pytestconfig.stash[WATCH] = Watch(lambda: Equipment.on(device), history)
     return pytestconfig.stash[WATCH]
 
 
@@ -113,8 +114,7 @@ def count_work(
     """Counts what a step makes the machine do, for each arm of the test's markers; untimed just the same."""
     if benchmark.enabled:
         watch.begin()
-    plan = plan_of(request.node, timed=False)
-    return CountWork(plan, model, DeviceClock(device), device, timed=benchmark.enabled)
+    return CountWork(plan_of(request.node, timed=False), model, DeviceClock(device), device)
 
 
 def declaration_of(item: pytest.Item) -> tuple[Mapping[str, Any], tuple[str, ...]]:
@@ -173,8 +173,8 @@ def pytest_sessionfinish(session: pytest.Session) -> Iterator[None]:
 
 def _judged(result: BenchmarkResult, seen: Seen) -> BenchmarkResult:
     """The result with what was seen of its whole pass."""
-    provenance = {**result.provenance, **seen.facts}
-    return dataclasses.replace(result, flags=(*result.flags, *seen.flags), provenance=provenance)
+    facts = {**result.provenance, **seen.facts}
+    return dataclasses.replace(result, flags=(*result.flags, *seen.flags), provenance=facts)
 
 
 @pytest.hookimpl(wrapper=True)

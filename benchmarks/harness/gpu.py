@@ -182,6 +182,14 @@ def gpu_of(device: str) -> Gpu:
     return NvidiaGpu(device) if device.partition(":")[0] == "cuda" else NoGpu()
 
 
+def cuda_name(device: str) -> str:
+    """What torch calls a CUDA device, with its memory: a slice of a GPU is not the whole."""
+    import torch
+
+    found = torch.cuda.get_device_properties(device)
+    return f"{found.name}, {found.total_memory} bytes"
+
+
 def throttle_names(mask: int) -> tuple[str, ...]:
     """The set bits of NVML's mask in words; a bit that has no name here is shown as it is."""
     bits = (1 << position for position in range(mask.bit_length()) if mask >> position & 1)

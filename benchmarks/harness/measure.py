@@ -14,7 +14,7 @@ from benchmarks.harness.errors import InstrumentError, UndeclaredMetricError
 from benchmarks.harness.garbage import without_collections
 from benchmarks.harness.invariants import check_run
 from benchmarks.harness.metrics import TRAFFIC_METRICS, metric
-from benchmarks.harness.results import Flag, Measurement, summarise_runs, summarise_values
+from benchmarks.harness.results import Flag, Measurement, summarise_pairs, summarise_runs
 from benchmarks.harness.series import is_settled, what_is_odd
 from benchmarks.harness.timing import Clock, Emission, RunTiming, measure_stream, speedup
 from benchmarks.harness.verify import check_length, check_same_tokens
@@ -115,10 +115,10 @@ class Measure:
         self._check_declared("speedup")
         if any(m.metric.name == "speedup" for m in self.measurements):
             raise InstrumentError("this test has compared already; make the other pair a test of its own")
-        pairs = zip(self._runs_of(slow), self._runs_of(fast), strict=True)
-        ratios = [speedup(a.e2e_s, b.e2e_s) for a, b in pairs]
-        defined = [ratio for ratio in ratios if ratio is not None]
-        self.measurements.append(summarise_values(metric("speedup"), f"{fast} over {slow}", defined))
+        pairs = [(a.e2e_s, b.e2e_s) for a, b in zip(self._runs_of(slow), self._runs_of(fast), strict=True)]
+        defined = [(a, b) for a, b in pairs if a and b and speedup(a, b)]
+        of_slow, of_fast = zip(*defined, strict=True) if defined else ((), ())
+        self.measurements.append(summarise_pairs(metric("speedup"), f"{fast} over {slow}", of_slow, of_fast))
 
     def close(self) -> None:
         """Raise UndeclaredMetricError when the test measured less than it declared: a missing number is not good."""

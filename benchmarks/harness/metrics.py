@@ -136,8 +136,8 @@ _COUNTS = (
     _count("num_tokens_prefilled", "tokens", "prompt positions that were run for the first time"),
     _count("num_tokens_recomputed", "tokens", "positions that were run again"),
     _count("num_tokens_decoded", "tokens", "positions of output tokens that were run for the first time"),
-    _count("kv_bytes", "bytes", "bytes of keys and values that the request holds at its end"),
-    _count("num_kv_blocks", "blocks", "KV blocks that the request holds at its end"),
+    _count("kv_bytes", "bytes", "bytes of keys and values held after the step, reserved positions included"),
+    _count("num_kv_blocks", "blocks", "KV blocks that the request holds after the step"),
 )
 
 METRICS = {each.name: each for each in (*_LATENCIES, *_RATES, *_RATIOS, *_COUNTS)}

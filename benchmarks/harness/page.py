@@ -16,7 +16,7 @@ from benchmarks.harness.curves import MARKERS, PALETTE, Curve, Labelled, curves_
 from benchmarks.harness.doubts import doubts
 from benchmarks.harness.figures import Figure, curve_figure, gaps_figure
 from benchmarks.harness.results import BenchmarkResult
-from benchmarks.harness.tables import counter_tables, labelled_name, operator_counts, quantity_tables, side_by_side
+from benchmarks.harness.tables import counter_tables, operator_counts, quantity_tables, side_by_side
 
 _TEMPLATE = Path(__file__).with_name("page.html.jinja")
 
@@ -60,7 +60,7 @@ class Gallery:
 
 
 def render_page(archives: Sequence[Archive]) -> str:
-    """The whole page as text. Names and notes are escaped, whatever they hold."""
+    """The whole page as text. Names are escaped, whatever they hold."""
     from jinja2 import Environment, StrictUndefined
 
     environment = Environment(autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True)
@@ -80,7 +80,6 @@ def render_page(archives: Sequence[Archive]) -> str:
         gaps=list(_gap_galleries(labelled, places)),
         work=list(_curve_galleries([curve for curve in curves if curve.metric.is_exact], places)),
         operators=list(operator_counts(labelled)),
-        notes=[(labelled_name(label, result), note) for label, result in labelled for note in result.notes],
         provenance=side_by_side([[result.provenance for result in a.results] for a in archives]),
         machine=side_by_side([[{"machine": a.machine, "commit": a.commit_info}] for a in archives]),
         files=[archive.label for archive in archives],

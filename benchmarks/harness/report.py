@@ -142,12 +142,10 @@ def _short(benchmark: str) -> str:
 
 
 def _doubts(results: Sequence[BenchmarkResult]) -> Iterator[str]:
-    """What is not to be trusted without a second look, and what is worth knowing."""
+    """What is not to be trusted without a second look."""
     for result in results:
         for flag in result.flags:
             yield f"! {flag.kind}: {' '.join(filter(None, (name_of(result), flag.arm)))}: {flag.what}"
-        for note in result.notes:
-            yield f"note on {name_of(result)}: {note}"
 
 
 def _watched(results: Sequence[BenchmarkResult]) -> Iterator[str]:

@@ -11,7 +11,7 @@ from typing import Any
 from benchmarks.harness.errors import InstrumentError
 from benchmarks.harness.metrics import Metric
 from benchmarks.harness.series import outliers
-from benchmarks.harness.stats import min_samples_for, quantile, quantile_interval, relative_spread
+from benchmarks.harness.stats import min_samples_for, paired_ratio, quantile, quantile_interval, relative_spread
 from benchmarks.harness.timing import RunTiming
 from benchmarks.harness.traffic import Limits
 
@@ -108,7 +108,6 @@ class BenchmarkResult:
     measurements: tuple[Measurement, ...]
     provenance: Mapping[str, Any]
     flags: tuple[Flag, ...] = ()
-    notes: tuple[str, ...] = ()
     runs: Mapping[str, Sequence[RunTiming]] = dataclasses.field(default_factory=dict)
     details: Mapping[str, Any] = dataclasses.field(default_factory=dict)
 
@@ -127,7 +126,6 @@ class BenchmarkResult:
             "measurements": [measurement.as_dict() for measurement in self.measurements],
             "runs": {arm: [_log_of(run) for run in runs] for arm, runs in self.runs.items()},
             "flags": [dataclasses.asdict(flag) for flag in self.flags],
-            "notes": list(self.notes),
             "details": dict(self.details),
             "provenance": dict(self.provenance),
         }
@@ -172,8 +170,18 @@ def summarise_runs(metric: Metric, arm: str, runs: Sequence[RunTiming], limits: 
 
 
 def summarise_values(metric: Metric, arm: str, values: Sequence[float]) -> Measurement:
-    """A measurement from one finished number per pair of runs."""
+    """A measurement from finished numbers, one per run, however they came about."""
     return _measurement(metric, arm, quantile(values, metric.q), values, len(values))
+
+
+def summarise_pairs(metric: Metric, arm: str, slow: Sequence[float], fast: Sequence[float]) -> Measurement:
+    """A ratio of two arms, slow[i] / fast[i] within each pair; medians and interval are those of `paired_ratio`."""
+    ratios = tuple(a / b for a, b in zip(slow, fast, strict=True))
+    found = paired_ratio(slow, fast)
+    return Measurement(
+        metric=metric, arm=arm, value=found.value, samples=ratios, num_observations=found.num_samples,
+        low=found.interval.low, high=found.interval.high,
+    )  # fmt: skip
 
 
 def exact_count(metric: Metric, arm: str, count: float | None) -> Measurement:

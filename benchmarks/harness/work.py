@@ -1,7 +1,8 @@
 """Behind the `count_work` fixture: one step of each arm, taken apart into what it made the machine do.
 
 Knows how to come to a step of a stream and which counter gives which metric. Refuses to know how anything is counted
-(`counters.py`, `token_counts.py`), pytest and nanoserve. Nothing here is a time: a count of one run is the whole truth.
+(`counters.py`, `token_counts.py`), pytest and nanoserve. A count of one run is the whole truth; the one time that is
+taken is for pytest-benchmark's table only.
 """
 
 from collections.abc import Iterator, Sequence
@@ -33,13 +34,12 @@ class CountedSubject(Subject, Protocol):
 class CountWork:
     """What a test of work calls, once. `close` checks that it kept its declaration."""
 
-    def __init__(self, plan: Plan, subject: CountedSubject, clock: Clock, device: str, *, timed: bool = True) -> None:
+    def __init__(self, plan: Plan, subject: CountedSubject, clock: Clock, device: str) -> None:
         self._plan = plan
-        self._timed = timed
         self._subject = subject
         self._clock = clock
         self._device = device
-        self._durations: dict[str, float] = {}
+        self._durations_s: dict[str, float] = {}
         self.runs: dict[str, list[RunTiming]] = {}
         self.measurements: list[Measurement] = []
         self.flags: list[Flag] = []
@@ -62,29 +62,27 @@ class CountWork:
 
     def primary_durations_s(self) -> list[float]:
         """How long the first arm took, uncounted, once: pytest-benchmark's table wants a time."""
-        return list(self._durations.values())[:1]
+        return list(self._durations_s.values())[:1]
 
     def _count(self, workload: Workload, num_steps_before: int) -> None:
-        if self._durations:
+        if self._durations_s:
             raise InstrumentError("this test has counted already; make the second step a parameter of the test")
         prompt = workload.prompt(self._subject.vocab_size, self._plan.name, "count")
         outputs = {}
         for arm, options in self._plan.arms.items():
             at = _AtStep(self._subject, prompt, num_steps_before, workload.new_tokens, options)
             with at:
-                self._durations[arm] = self._seconds_of(at)
-                _, work = count_work(at.run_step, device=self._device, warmups=0, prepare=at.prepare)
+                _, work = count_work(at.run_step, device=self._device, prepare=at.prepare)
                 self._keep(arm, work, at)
+                self._durations_s[arm] = self._seconds_of(at)
                 outputs[arm] = tuple(token for emission in at.emissions for token in emission.token_ids)
         ties = check_same_tokens(prompt, outputs, self._subject.next_logits, self._subject.relative_tolerance)
         self.flags += [Flag(kind="near-tie", arm="", what=tie) for tie in ties]
 
     def _seconds_of(self, at: "_AtStep") -> float:
-        """Run the step uncounted, to warm it up, and once more if its time is wanted."""
-        for _ in range(1 + self._timed):
-            at.prepare()
-            seconds = measure_call(at.run_step, self._clock)
-        return seconds
+        """The step once more, uncounted; after counting, which imports a lot at first."""
+        at.prepare()
+        return measure_call(at.run_step, self._clock)
 
     def _keep(self, arm: str, work: Work, at: "_AtStep") -> None:
         counted = work.counts() | _tokens_of_last_step(at.emissions, at.num_prompt_tokens)

@@ -1,7 +1,7 @@
 """nanoserve as a subject: something that streams tokens, tells what it holds, and says what it is.
 
-The only file that imports nanoserve, and only inside functions and by public names: what an older commit cannot do
-is known here and nowhere else.
+The only file that knows nanoserve, by public names and inside functions: what an older commit cannot do is known here
+and nowhere else. (`doctor.py` asks it for the folder of the model cache.)
 """
 
 from collections.abc import Iterator, Sequence
@@ -104,7 +104,7 @@ class NanoserveSubject:
             "device": str(self._loaded.device),
             "device_name": _device_name(self._loaded.device),
             "num_threads": torch.get_num_threads(),
-            "attention": "scaled_dot_product_attention",
+            "attention": _attention_backend(),
         }
 
     def _engine(self, **arm: Any) -> "Engine":
@@ -114,6 +114,13 @@ class NanoserveSubject:
         if key not in self._engines:
             self._engines[key] = Engine(self._loaded, **arm)
         return self._engines[key]
+
+
+def _attention_backend() -> str | None:
+    """None for a commit that does not tell."""
+    from nanoserve import attention
+
+    return getattr(attention, "BACKEND", None)
 
 
 def _epsilon(dtype: Any) -> float:
