@@ -11,7 +11,7 @@ import pytest
 WORK = ("flops", "num_operators", "allocated_bytes", "peak_bytes", "kv_bytes", "num_forwards")
 TOKENS = ("num_tokens_prefilled", "num_tokens_recomputed", "num_tokens_decoded")
 
-each_cache = pytest.mark.arms(contiguous={"cache": "contiguous"}, none={"cache": "none"})
+each_cache = pytest.mark.arms(cached={"cache": "contiguous"}, naive={"cache": "none"})
 
 
 @each_cache

@@ -1,5 +1,6 @@
 """Results files read back as they were written, and every other file refused with a line that names it."""
 
+import dataclasses
 import json
 import os
 
@@ -11,7 +12,9 @@ from sample_results import PROVENANCE, as_json, streamed_case, sweep, write
 from benchmarks.harness import INSTRUMENT_VERSION
 from benchmarks.harness.archive import newest_file, read_archives, read_results
 from benchmarks.harness.errors import ArchiveError
-from benchmarks.harness.results import Flag
+from benchmarks.harness.metrics import metric
+from benchmarks.harness.results import Flag, exact_count
+from benchmarks.harness.timing import RunTiming, Stamp
 
 
 def refusal(*paths):
@@ -235,3 +238,51 @@ def test_the_newest_file_is_not_passed_over_because_it_is_empty(tmp_path):
 def test_without_a_results_file_the_command_is_told(tmp_path, folder):
     with pytest.raises(ArchiveError, match="pytest --benchmark-only --benchmark-autosave"):
         newest_file(tmp_path / folder)
+
+
+def test_a_count_keeps_its_last_digit(tmp_path):
+    results = [
+        dataclasses.replace(streamed_case(8), measurements=(exact_count(metric("flops"), "cached", value),))
+        for value in (2**53, 2**53 + 1)
+    ]
+    values = [
+        read_results([write(tmp_path / f"{i}.json", [each])])[0].measurements[0].value for i, each in enumerate(results)
+    ]
+    assert values == [2**53, 2**53 + 1]
+
+
+def test_a_run_that_failed_comes_back_failed(tmp_path):
+    broken = RunTiming(sent_ns=0, stamps=(Stamp(5, 1),), error="hung up", broke_off_ns=9)
+    (read,) = read_results(
+        [write(tmp_path / "x.json", [dataclasses.replace(streamed_case(8), runs={"cached": (broken,)})])]
+    )
+    (run,) = read.runs["cached"]
+    assert (run.error, run.broke_off_ns, run.is_finished) == ("hung up", 9, False)
+
+
+def edited(tmp_path, edit):
+    whole = as_json([streamed_case(8)])
+    edit(whole["benchmarks"][0]["extra_info"])
+    path = tmp_path / "x.json"
+    path.write_text(json.dumps(whole))
+    return path
+
+
+@pytest.mark.parametrize(
+    ("edit", "said"),
+    [
+        (lambda told: told["measurements"].append(told["measurements"][0]), "ttft_s of cached is there twice"),
+        (lambda told: told["measurements"][0].update(value=-0.5), "holds -0.5"),
+        (lambda told: told["measurements"][0]["samples"].append(-1), "holds -1"),
+    ],
+)
+def test_numbers_that_can_not_be_are_refused(tmp_path, edit, said):
+    with pytest.raises(ArchiveError, match=said):
+        read_results([edited(tmp_path, edit)])
+
+
+def test_a_loop_of_links_is_named(tmp_path):
+    (tmp_path / "a.json").symlink_to(tmp_path / "b.json")
+    (tmp_path / "b.json").symlink_to(tmp_path / "a.json")
+    with pytest.raises(ArchiveError, match=r"a\.json"):
+        read_results([tmp_path / "a.json"])

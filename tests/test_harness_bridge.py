@@ -15,8 +15,8 @@ import sample_results
 from asv.results import Results
 from asv.runner import BenchmarkResult
 
-from benchmarks.harness import bridge
-from benchmarks.harness.errors import InstrumentError
+from benchmarks.harness import bridge, passes
+from benchmarks.harness.errors import ForeignPackageError, InstrumentError
 from benchmarks.harness.metrics import metric
 from benchmarks.harness.passes import Taken
 from benchmarks.harness.results import Flag
@@ -302,3 +302,43 @@ def test_outside_of_asv_nothing_is_kept(monkeypatch, tmp_path):
     monkeypatch.chdir(tmp_path)
     assert keep_beside("one", "name", [sample_results.streamed_case(8)]) is None
     assert list(tmp_path.iterdir()) == []
+
+
+# One pass, without asv.
+
+
+def passing(monkeypatch, results):
+    """Run a pass whose session leaves these results; return what it leaves, and what is kept beside."""
+    kept = []
+
+    def session(folder, arguments, taken):
+        taken.items = [SimpleNamespace(callspec=SimpleNamespace(id=each.case)) for each in results]
+        taken.results = results
+        return 0, ""
+
+    monkeypatch.setattr(passes, "run_pytest", session)
+    monkeypatch.setattr(passes, "keep_beside", lambda *told: kept.append(told))
+    measured = passes.run_pass("bench_x.test_growth", "bench_x.py::test_growth", [each.case for each in results], ROOT)
+    return measured, kept
+
+
+def test_a_pass_measures_nothing_but_the_installed_package(monkeypatch):
+    monkeypatch.setenv("ASV_ENV_DIR", "/somewhere/else")
+    with pytest.raises(ForeignPackageError, match="which is not the package installed in /somewhere/else"):
+        passing(monkeypatch, [sample_results.streamed_case(8)])
+
+
+def test_asv_gets_the_best_run_and_the_sidecar_everything(monkeypatch):
+    monkeypatch.setattr(passes, "prove_installed", lambda *_: None)
+    results = [sample_results.streamed_case(8), contaminated("16")]
+    measured, kept = passing(monkeypatch, results)
+    ttft = next(m for m in results[0].measurements if (m.metric.name, m.arm) == ("ttft_s", "cached"))
+    assert measured["values"]["ttft_s", "cached", "8"] == min(ttft.samples) < ttft.value
+    assert measured["contaminated"] == {"16"}
+    assert kept == [(measured["id"], "bench_x.test_growth", results)]
+
+
+@pytest.mark.usefixtures("in_a_folder_of_asvs")
+def test_a_count_of_a_contaminated_case_is_as_good_as_any():
+    measured = READ | {"contaminated": {"16"}}
+    assert bridge._read(measured, lambda: pytest.fail("again"), metric("num_operators"), "cached", "16") == 146.0

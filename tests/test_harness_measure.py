@@ -417,3 +417,63 @@ def test_the_first_arm_is_what_pytest_benchmark_shows():
     measure.stream(**STREAM)
     first, _ = measure.measurements
     assert (first.arm, tuple(measure.primary_durations_s())) == ("first", first.samples)
+
+
+@pytest.mark.parametrize("arm", ["first", "second"])
+def test_every_arm_has_to_do_the_work(arm):
+    arms = {name: {"tokens": (1, 2, 3)} if name == arm else {} for name in ("first", "second")}
+    measure, *_ = measure_of(arms)
+    with pytest.raises(WrongOutputError, match=f"{arm} produced 3 tokens"):
+        measure.stream(**STREAM)
+
+
+def test_every_run_is_held_to_the_invariants(monkeypatch):
+    held = []
+    monkeypatch.setattr("benchmarks.harness.measure.check_run", held.append)
+    measure, *_ = measure_of(named("a", "b"), num_samples=2, num_warmups=1)
+    measure.stream(**STREAM)
+    assert len(held) == 2 * (1 + 2)
+
+
+def test_warming_up_waits_for_the_slowest_arm_to_settle():
+    """One arm is steady from the start, the other follows the machine."""
+
+    class Mixed(ScriptedSubject):
+        def stream(self, *args, **options):
+            self.is_steady = options["name"] == "steady"
+            yield from super().stream(*args, **options)
+
+        @property
+        def slowness(self):
+            return 5 if self.is_steady else ScriptedSubject.slowness.fget(self)
+
+    measure, _, clock = measure_of(named("steady", "other"), num_warmups=10, num_samples=6)
+    measure._subject = Mixed(clock, speeds=[50, 20, 5, 5, 5])
+    measure.stream(**STREAM)
+    assert measure.details["warm_up"] == {"num_runs": 4, "is_settled": True}
+
+
+def test_the_seconds_of_all_arms_count_against_the_limit():
+    measure, *_ = measure_of(named("a", "b", "c"), num_warmups=99, max_warmup_s=0.9, speeds=[100, 80, 60, 40, 20])
+    measure.stream(**STREAM)
+    assert measure.details["warm_up"]["num_runs"] == 1  # 3 arms of 0.4 s
+
+
+def test_two_tests_of_one_shape_share_no_prompt():
+    prompts = []
+    for name in ("one", "other"):
+        clock = ScriptedClock()
+        subject = ScriptedSubject(clock)
+        Measure(Plan(name=name, quantities=("ttft_s",), arms=named("a")), subject, clock).stream(**STREAM)
+        prompts += subject.prompts
+    assert len(set(prompts)) == 2
+
+
+def test_collections_stay_off_where_they_were_off():
+    gc.disable()
+    try:
+        measure, *_ = measure_of(named("a"))
+        measure.stream(**STREAM)
+        assert not gc.isenabled()
+    finally:
+        gc.enable()

@@ -16,7 +16,8 @@ from benchmarks.__main__ import app
 from benchmarks.harness import exports
 from benchmarks.harness.archive import read_archives
 from benchmarks.harness.doubts import doubts
-from benchmarks.harness.exports import csv_text, markdown_text, write_files
+from benchmarks.harness.errors import ArchiveError
+from benchmarks.harness.exports import csv_text, markdown_text, write_files, write_report
 from benchmarks.harness.page import label_results, render_page
 from benchmarks.harness.results import Flag
 
@@ -144,7 +145,7 @@ def test_the_same_file_gives_the_same_page(one, one_page):
 
 def test_a_single_run_without_a_curve_is_a_page(tmp_path):
     text = text_of(render_page(archives(tmp_path, single())))
-    assert "No benchmark was run at two or more values of a number" in text
+    assert "No times were measured at two or more values of a number" in text
     assert "n too small" in text
     assert "1 case of cached, 1 run each" in text
 
@@ -383,3 +384,21 @@ def test_a_written_file_is_readable_like_any_other(tmp_path):
     (tmp_path / "plain").touch()
     write_files({tmp_path / "a": "x"})
     assert (tmp_path / "a").stat().st_mode == (tmp_path / "plain").stat().st_mode
+
+
+def test_a_results_file_is_never_overwritten_by_its_own_report(tmp_path):
+    results = write(tmp_path / "in.csv", sweep())
+    before = results.read_bytes()
+    with pytest.raises(ArchiveError, match="is read here"):
+        write_report([results], tmp_path / "in.html")
+    assert (results.read_bytes(), list(tmp_path.iterdir())) == (before, [results])
+
+
+def test_where_one_file_can_not_be_put_none_is(tmp_path):
+    results = write(tmp_path / "in.json", sweep())
+    (tmp_path / "out.html").write_text("old")
+    (tmp_path / "out.md").mkdir()
+    with pytest.raises(IsADirectoryError, match=r"out\.md"):
+        write_report([results], tmp_path / "out.html")
+    assert (tmp_path / "out.html").read_text() == "old"
+    assert not (tmp_path / "out.csv").exists()

@@ -1,6 +1,7 @@
 """Tables, flags and pictures of small results made by hand."""
 
 import dataclasses
+from types import SimpleNamespace
 
 import pytest
 
@@ -143,12 +144,12 @@ def test_the_instrument_says_what_it_cost_and_what_its_control_saw():
         "cost_s": {"cached": 9e-6, "naive": 9e-6},
         "share_of_run": {"cached": 0.0001, "naive": 0.00002},
     }
-    control = {"median_s": 0.0022, "state": "clean", "notes": ["the band has moved"]}
-    text = render(
-        [result(spread("ttft_s", 0.01), provenance=PROVENANCE | {"stopwatch": stopwatch, "control": control})]
-    )
+    control = {"median_s": 0.0022, "state": "clean", "num_clean": 7, "notes": ["the band has moved"]}
+    watched = {"stopwatch": stopwatch, "control": control}
+    told = PROVENANCE | watched
+    text = render([result(spread("ttft_s", 0.01), provenance=told, runs={"cached": ()})])
     assert "instrument: 281 ns a stamp, at most 9 us or 0.01 % of a run; the clock resolves 40 ns" in text
-    assert "control kernel: median 2.20 ms, clean" in text
+    assert "control kernel: median 2.20 ms, clean (7 undisturbed passes known, 3 make a band)" in text
     assert "note: the band has moved" in text
 
 
@@ -282,3 +283,14 @@ def test_each_benchmark_has_its_own_picture(tmp_path):
         "bench_x-test_growth.png", "bench_x-test_growth.svg",
         "sub-bench_y-test_growth.png", "sub-bench_y-test_growth.svg",
     ]  # fmt: skip
+
+
+def test_a_folder_that_takes_no_curves_ends_nothing(tmp_path):
+    (tmp_path / "curves").touch()
+    written = []
+    terminal = SimpleNamespace(
+        section=lambda *_, **__: None, write=written.append, write_line=written.append, isatty=False
+    )
+    sweep = [result(spread("ttft_s", 0.01 * n), case=str(n), params={"n": n}) for n in (1, 2, 3)]
+    print_summary(sweep, tmp_path / "curves", terminal)
+    assert "the curves could not be written: " in written[-1]

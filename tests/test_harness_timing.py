@@ -323,3 +323,49 @@ def test_a_wrong_formula_breaks_an_invariant_on_a_real_run(monkeypatch, name, wr
     monkeypatch.setattr(RunTiming, name, property(wrong))
     with pytest.raises(InstrumentError, match=message):
         check_run(run)
+
+
+def test_a_prefill_in_chunks_is_no_cache_hit():
+    """Steps without a token: what they ran is prefill, what they found stored is their own."""
+    steps = [
+        Emission(num_cached=0, num_prefilled=512),
+        one_token(num_cached=512, num_prefilled=100),
+        one_token(num_cached=612, num_prefilled=1),
+    ]
+    run = measure_stream(steps, ScriptedClock(), num_prompt_tokens=612)
+    assert (run.num_cached, run.num_prefilled) == (0, 612)
+    check_run(run)
+
+
+def test_counts_told_at_the_end_are_those_of_the_prompt():
+    run = measure_stream([one_token(), one_token(), Emission(num_cached=48, num_prefilled=16)], ScriptedClock())
+    assert (run.num_cached, run.num_prefilled) == (48, 16)
+
+
+def test_of_two_finish_reasons_the_last_counts():
+    assert (
+        measure_stream(
+            [one_token(finish_reason="stop"), Emission(finish_reason="length")], ScriptedClock()
+        ).finish_reason
+        == "length"
+    )
+
+
+def test_tokens_that_arrive_at_one_moment_have_no_time_per_token():
+    run, _ = play(0, one_by_one(100, 100))
+    assert (run.tpot_s, run.decode_tokens_per_s, run.itls_s) == (None, None, (0.0,))
+
+
+def test_a_ratio_beyond_all_numbers_is_none():
+    assert speedup(1e308, 1e-308) is None
+
+
+def test_a_run_that_broke_off_says_when():
+    clock = ScriptedClock(5)
+
+    def stream():
+        yield one_token()
+        clock.at_ms = 900
+        raise OSError("gone")
+
+    assert measure_stream(stream(), clock, keep_errors=True).broke_off_ns == 900_000_000

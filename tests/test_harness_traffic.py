@@ -185,3 +185,41 @@ def test_a_wrong_formula_breaks_an_invariant_of_its_window(monkeypatch, fault):
     monkeypatch.setattr(f"benchmarks.harness.invariants.{name}", wrong)
     with pytest.raises(InstrumentError, match=message):
         check_window(runs, Limits(e2e_s=1), num_slots=1)
+
+
+def failed_at(at_ms):
+    return RunTiming(sent_ns=0, stamps=(), error="timeout", broke_off_ns=at_ms * MS)
+
+
+def test_the_one_of_a_hundred_has_no_rate_and_no_latency():
+    """Rates are over the whole wait of those that failed; where nobody knows how long that was, there is none."""
+    limits = Limits(e2e_s=1)
+    for failure, rate in ((FAILED, None), (failed_at(10_000), 0.1)):
+        runs = [run_at(100), *[failure] * 99]
+        for name in ("requests_per_s", "goodput_requests_per_s", "mean_tokens_per_s"):
+            assert summarise_runs(metric(name), "arm", runs, limits).value == rate
+        for name in ("ttft_s", "e2e_s", "tpot_by_token_s"):
+            with pytest.raises(WrongOutputError, match="99 of 100 requests did not finish"):
+                summarise_runs(metric(name), "arm", runs)
+
+
+def test_a_window_begins_when_the_first_request_was_due():
+    late = [run_at(1000, sent_ms=900, scheduled_ns=0)]
+    assert (duration_s(late), requests_per_s(late)) == (1.0, 1.0)
+
+
+def test_a_slot_is_busy_from_admission_on():
+    assert utilisation([run_at(1000, admitted_ns=750 * MS)], num_slots=1) == pytest.approx(0.25)
+    with pytest.raises(InstrumentError, match="at least 1 slot, not 0"):
+        utilisation([run_at(5, admitted_ns=0)], num_slots=0)
+
+
+def test_a_prompt_of_unknown_hits_does_not_lower_the_rate():
+    known = run_at(5, num_prompt_tokens=64, num_cached=32)
+    assert hit_rate([known, run_at(5, num_prompt_tokens=64)]) == 0.5
+
+
+def test_tokens_of_one_moment_belong_to_the_span_that_they_end():
+    """Ten requests in step: after each second ten tokens more."""
+    runs = [run_at(*range(1000, 6000, 1000)) for _ in range(10)]
+    assert peak_tokens_per_s(runs) == mean_tokens_per_s(runs) == pytest.approx(10.0)

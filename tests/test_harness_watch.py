@@ -166,3 +166,25 @@ def test_times_too_short_for_the_instrument_are_flagged(tmp_path, stopwatch, wor
 def test_everything_seen_goes_into_a_results_file(tmp_path):
     case, whole = one_pass(ScriptedMachine(), tmp_path)
     json.dumps({**case.facts, **whole.facts}, allow_nan=False)
+
+
+def test_a_case_that_raised_was_not_looked_at_and_teaches_nothing(tmp_path):
+    machine = ScriptedMachine()
+    watch = watch_on(machine, tmp_path)
+    watch.begin()
+    for _ in range(8):
+        watch.turn()
+    watch.close_pass()
+    history, _ = band.load_history(tmp_path / "control.json", KEY)
+    assert history == band.History()
+
+
+def test_the_next_case_remembers_that_the_one_before_raised(tmp_path):
+    watch = watch_on(ScriptedMachine(), tmp_path)
+    watch.begin()
+    watch.begin()
+    for _ in range(8):
+        watch.turn()
+    watch.end({})
+    watch.close_pass()
+    assert band.load_history(tmp_path / "control.json", KEY)[0] == band.History()

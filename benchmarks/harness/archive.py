@@ -57,12 +57,19 @@ def read_archives(paths: Sequence[Path]) -> list[Archive]:
     Raises ArchiveError, which names the file and the fault, for a file that cannot be read, holds something else, or
     was written by another version of the instrument than this one or than the other files.
     """
-    twice = [str(path) for path, count in Counter(path.resolve() for path in paths).items() if count > 1]
+    twice = [str(path) for path, count in Counter(map(_resolved, paths)).items() if count > 1]
     if twice:
         raise ArchiveError(f"given twice: {', '.join(twice)}")
     archives = [_read(path, label) for path, label in zip(paths, _labels(paths), strict=True)]
     _check_versions(archives)
     return archives
+
+
+def _resolved(path: Path) -> Path:
+    try:
+        return path.resolve()
+    except (OSError, RuntimeError) as error:  # a loop of links
+        raise ArchiveError(f"{path} cannot be read: {error}") from error
 
 
 def newest_file(folder: Path) -> Path:
@@ -192,13 +199,17 @@ def _extra_info(entry: Any) -> dict[str, Any]:
 
 def _result(extra: dict[str, Any]) -> BenchmarkResult:
     runs = _field(extra, "runs", dict)
+    measurements = tuple(_measurement(each) for each in _field(extra, "measurements", list))
+    twice = [key for key, count in Counter((m.metric.name, m.arm) for m in measurements).items() if count > 1]
+    if twice:
+        raise ArchiveError(f"{' of '.join(twice[0])} is there twice")
     provenance = _field(extra, "provenance", dict)
     _field(provenance, "instrument_version", str)
     return BenchmarkResult(
         benchmark=_field(extra, "benchmark", str),
         case=_field(extra, "case", str),
         params=_field(extra, "params", dict),
-        measurements=tuple(_measurement(each) for each in _field(extra, "measurements", list)),
+        measurements=measurements,
         provenance=provenance,
         flags=tuple(_flag(each) for each in _field(extra, "flags", list)),
         runs={arm: tuple(_run(run) for run in _field(runs, arm, list)) for arm in runs},
@@ -258,7 +269,9 @@ def _object(value: Any) -> dict[str, Any]:
 def _number(value: Any) -> float | None:
     if value is not None and (isinstance(value, bool) or not isinstance(value, int | float)):
         raise ArchiveError(f"{str(value)[:40]!r} is no number")
-    return None if value is None else float(value)
+    if value is not None and value < 0:
+        raise ArchiveError(f"holds {value}, and nothing that is measured here is below 0")
+    return value  # a count stays a whole number: as a float it would lose its last digits
 
 
 def _field(mapping: Any, name: str, kind: type) -> Any:

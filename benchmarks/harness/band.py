@@ -200,7 +200,7 @@ def save_history(path: Path, key: str, history: History) -> str | None:
         path.parent.mkdir(parents=True, exist_ok=True)
         spare.write_text(json.dumps({"schema": _SCHEMA, "machines": machines}, allow_nan=False), "utf-8")
         os.replace(spare, path)
-    except OSError as error:
+    except (OSError, ValueError) as error:
         with contextlib.suppress(OSError):
             spare.unlink(missing_ok=True)
         return f"the control's history could not be kept: {error}"
@@ -237,6 +237,8 @@ def _passes(entry: Mapping[str, Any], part: str) -> tuple[ControlPass, ...]:
     for one in passes:
         if not all(0 < getattr(one, field) < math.inf for field in BAND_FLOORS):
             raise ValueError(f"no control times: {one}")
+        if one.step is not None and not 0 < one.step < math.inf:
+            raise ValueError(f"no step: {one}")
     return passes
 
 

@@ -31,8 +31,14 @@ def compare_counts(base: Path, head: Path) -> tuple[int, str]:
         return NO_DATA, f"no data: counts of different setups do not compare: {told}"
     before, after = _counts_of(of_base), _counts_of(of_head)
     changes = exact_changes(before, after, {key: metric(key[2]).better for key in {**before, **after}})
-    lines = [format_changes(changes), *_explanations(of_base, of_head)]
+    lines = [_headline(changes, len({**before, **after})), format_changes(changes), *_explanations(of_base, of_head)]
     return _code(changes), "\n".join(lines)
+
+
+def _headline(changes: Sequence[Change], num_counts: int) -> str:
+    num = {verdict: sum(change.verdict == verdict for change in changes) for verdict in ("worse", "better", "no data")}
+    same = max(num_counts - len(changes), 0)
+    return f"{num['worse']} counts worse, {num['better']} better, {num['no data']} without data, {same} the same"
 
 
 def _setups(results: Iterable[BenchmarkResult]) -> set[tuple[str, ...]]:

@@ -4,6 +4,7 @@ Knows formats, and how three files come to be together or not at all. The rows a
 """
 
 import csv
+import errno
 import io
 import json
 import os
@@ -120,13 +121,22 @@ def write_report(files: Sequence[Path], output: Path) -> list[Path]:
         output.with_suffix(".csv"): csv_text(archives),
         output.with_suffix(".md"): markdown_text(archives, labelled),
     }
+    overwritten = {path.resolve() for path in texts} & {file.resolve() for file in files}
+    if overwritten:
+        raise ArchiveError(f"{min(overwritten)} is read here; give --output another name")
     write_files(texts)
     return list(texts)
 
 
 def write_files(texts: Mapping[Path, str]) -> None:
-    """Write every file or none. A reader sees the old content or the new, never a part; OSError passes through."""
+    """Write every file, each whole: a reader sees the old content or the new, never a part. OSError passes through.
+
+    Nothing is put in place before all of it is written and every place can take a file.
+    """
     drafts: dict[Path, Path] = {}
+    for path in texts:
+        if path.is_dir():
+            raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), str(path))
     try:
         for path, text in texts.items():
             path.parent.mkdir(parents=True, exist_ok=True)

@@ -107,7 +107,12 @@ def fit_line(points: Sequence[Point]) -> "Fit | None":
     from benchmarks.harness.fits import best_fit
 
     xs, ys = [x for x, _ in points], [m.value for _, m in points if m.value is not None]
-    return _without_rounding(best_fit(xs, ys), max(map(abs, xs)), max(map(abs, ys))) if len(set(xs)) >= 3 else None
+    if len(set(xs)) < 3:
+        return None
+    try:
+        return _without_rounding(best_fit(xs, ys), max(map(abs, xs)), max(map(abs, ys)))
+    except (ArithmeticError, ValueError):
+        return None  # numbers beyond what squares of them can hold
 
 
 def _without_rounding(fit: "Fit", x: float, y: float) -> "Fit":

@@ -25,8 +25,11 @@ def print_summary(results: Sequence[BenchmarkResult], curve_folder: Path, termin
 
     terminal.section("nanoserve: what was measured", sep="-")
     terminal.write(render(results, colour=terminal.isatty))
-    for path in draw_curves(results, curve_folder):
-        terminal.write_line(f"curve: {path}")
+    try:
+        for path in draw_curves(results, curve_folder):
+            terminal.write_line(f"curve: {path}")
+    except OSError as error:
+        terminal.write_line(f"the curves could not be written: {error}")
 
 
 def render(results: Sequence[BenchmarkResult], *, colour: bool = False) -> str:
@@ -146,11 +149,13 @@ def _doubts(results: Sequence[BenchmarkResult]) -> Iterator[str]:
     for result in results:
         for flag in result.flags:
             yield f"! {flag.kind}: {' '.join(filter(None, (name_of(result), flag.arm)))}: {flag.what}"
+    if any(flag.kind in ("step", "outlier") for result in results for flag in result.flags):
+        yield "  samples count from 0"
 
 
 def _watched(results: Sequence[BenchmarkResult]) -> Iterator[str]:
     """What the instrument cost, and what its control says of the machine."""
-    watches = [result.provenance["stopwatch"] for result in results if "stopwatch" in result.provenance]
+    watches = [result.provenance["stopwatch"] for result in results if result.runs and "stopwatch" in result.provenance]
     if watches:
         cost_s = max((cost for watch in watches for cost in watch["cost_s"].values()), default=0.0)
         share = max((share for watch in watches for share in watch["share_of_run"].values()), default=0.0)
@@ -159,7 +164,8 @@ def _watched(results: Sequence[BenchmarkResult]) -> Iterator[str]:
         yield f"instrument: {stamp_ns:.0f} ns a stamp, at most {most} of a run; the clock resolves {resolution_ns} ns"
     control = results[0].provenance.get("control")
     if control:
-        yield f"control kernel: median {control['median_s'] * 1e3:.2f} ms, {control['state']}"
+        known = f"{control['num_clean']} undisturbed passes known, 3 make a band"
+        yield f"control kernel: median {control['median_s'] * 1e3:.2f} ms, {control['state']} ({known})"
         yield from (f"note: {note}" for note in control["notes"])
 
 

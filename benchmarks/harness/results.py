@@ -13,7 +13,7 @@ from benchmarks.harness.metrics import Metric
 from benchmarks.harness.series import outliers
 from benchmarks.harness.stats import min_samples_for, paired_ratio, quantile, quantile_interval, relative_spread
 from benchmarks.harness.timing import RunTiming
-from benchmarks.harness.traffic import Limits
+from benchmarks.harness.traffic import Limits, check_all_finished
 
 SCHEMA = 2
 """The version of what `BenchmarkResult.as_dict` writes."""
@@ -148,6 +148,7 @@ def _log_of(run: RunTiming) -> dict[str, Any]:
         "num_prefilled": run.num_prefilled,
         "finish_reason": run.finish_reason,
         "error": run.error,
+        "broke_off_ns": _since(run.sent_ns, run.broke_off_ns),
     }
     return {name: value for name, value in log.items() if value is not None and value != ""}
 
@@ -159,8 +160,11 @@ def _since(start_ns: int, at_ns: int | None) -> int | None:
 def summarise_runs(metric: Metric, arm: str, runs: Sequence[RunTiming], limits: Limits | None = None) -> Measurement:
     """Sum up all runs together; every run also gives one sample of its own where it is defined.
 
-    `limits` are what goodput judges by. A window's metric has one sample, the window.
+    `limits` are what goodput judges by. A window's metric has one sample, the window. Every other metric raises
+    WrongOutputError where a request failed: the latency of those that did not is no result.
     """
+    if metric.weighting != "window" and any(run.error for run in runs):
+        check_all_finished(runs)
     if metric.weighting == "window":
         value = metric.summary(runs, limits)
         return _measurement(metric, arm, value, () if value is None else (value,), len(runs))

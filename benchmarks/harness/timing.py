@@ -8,6 +8,7 @@ Definitions and their sources: METHODOLOGY.md.
 
 import dataclasses
 import itertools
+import math
 from collections.abc import Callable, Iterable
 from typing import Any, Protocol
 
@@ -56,8 +57,8 @@ class RunTiming:
     """The event log of one request: when it was due, sent and admitted, when its tokens came, and what they were.
 
     `scheduled_ns` is when a load generator meant to send it; latencies count from there, so that a generator that was
-    held up does not hide the wait. `error` says why the request did not end; such a run has no E2E and no rate.
-    Every derived quantity is None where it is undefined: never 0, NaN or infinity.
+    held up does not hide the wait. `error` says why the request did not end, `broke_off_ns` when; such a run has no E2E
+    and no rate. Every derived quantity is None where it is undefined: never 0, NaN or infinity.
     """
 
     request_id: str = ""
@@ -71,6 +72,7 @@ class RunTiming:
     num_prefilled: int | None = None
     finish_reason: str | None = None
     error: str | None = None
+    broke_off_ns: int | None = None
 
     def __post_init__(self) -> None:
         early = [self.scheduled_ns, self.sent_ns, self.admitted_ns]
@@ -123,8 +125,9 @@ class RunTiming:
     @property
     def decode_s(self) -> float | None:
         """Last token minus first; None when everything arrived at once."""
-        is_spread = self.is_finished and len(self.stamps) > 1
-        return (self.stamps[-1].at_ns - self.stamps[0].at_ns) / NS_PER_S if is_spread else None
+        if not self.is_finished:
+            return None
+        return (self.stamps[-1].at_ns - self.stamps[0].at_ns) / NS_PER_S or None
 
     @property
     def tpot_s(self) -> float | None:
@@ -168,41 +171,50 @@ def measure_stream(
     An admission is stamped as well. What the stream raises passes through; with `keep_errors` the run ends there
     instead, with what had arrived and the error's text: for load, where one failed request is a count.
     """
-    log: list[tuple[int, Emission]] = []
-    quiet: list[Emission] = []
-    error = None
+    log: list[tuple[int | None, Emission]] = []
+    error = broke_off_ns = None
     sent_ns = clock.now_ns()
     try:
         for emission in stream:
             if emission.token_ids or emission.num_without_id or emission.is_admission:
                 log.append((clock.now_ns(), emission))
             else:
-                quiet.append(emission)
+                log.append((None, emission))
     except Exception as raised:
         if not keep_errors:
             raise
-        error = f"{type(raised).__name__}: {raised}"
+        error, broke_off_ns = f"{type(raised).__name__}: {raised}", clock.now_ns()
     return RunTiming(
         request_id=request_id,
         scheduled_ns=scheduled_ns,
         sent_ns=sent_ns,
         num_prompt_tokens=num_prompt_tokens,
         error=error,
-        **_read_log(log, quiet),
+        broke_off_ns=broke_off_ns,
+        **_read_log(log),
     )
 
 
-def _read_log(log: list[tuple[int, Emission]], quiet: list[Emission]) -> dict[str, Any]:
-    """What the emissions of one run said, as fields of its RunTiming."""
-    everything = [*(emission for _, emission in log), *quiet]
+def _read_log(log: list[tuple[int | None, Emission]]) -> dict[str, Any]:
+    """What the emissions of one run said, in their order, as fields of its RunTiming; quiet ones have no time."""
+    emissions = [emission for _, emission in log]
+    timed = [(at_ns, emission) for at_ns, emission in log if at_ns is not None]
     return {
-        "admitted_ns": next((at_ns for at_ns, emission in log if emission.is_admission), None),
-        "stamps": tuple(Stamp(at_ns, emission.num_tokens) for at_ns, emission in log if emission.num_tokens),
-        "token_ids": tuple(itertools.chain.from_iterable(emission.token_ids for _, emission in log)),
-        "finish_reason": _first(reversed(everything), "finish_reason"),
-        "num_cached": _first(everything, "num_cached"),
-        "num_prefilled": _first(everything, "num_prefilled"),
+        "admitted_ns": next((at_ns for at_ns, emission in timed if emission.is_admission), None),
+        "stamps": tuple(Stamp(at_ns, emission.num_tokens) for at_ns, emission in timed if emission.num_tokens),
+        "token_ids": tuple(itertools.chain.from_iterable(emission.token_ids for emission in emissions)),
+        "finish_reason": _first(reversed(emissions), "finish_reason"),
+        "num_cached": _first(emissions, "num_cached"),
+        "num_prefilled": _prefilled(emissions),
     }
+
+
+def _prefilled(emissions: list[Emission]) -> int | None:
+    """Positions run up to the first token, in one step or in chunks; a source may also tell their sum at its end."""
+    first = next((i for i, emission in enumerate(emissions) if emission.num_tokens), len(emissions))
+    chunks = [each.num_prefilled for each in emissions[: first + 1] if each.num_prefilled is not None]
+    found: int | None = sum(chunks) if chunks else _first(emissions, "num_prefilled")
+    return found
 
 
 def _first(emissions: Iterable[Emission], name: str) -> Any:
@@ -220,5 +232,7 @@ def measure_call(call: Callable[[], object], clock: Clock) -> float:
 
 
 def speedup(slow_s: float | None, fast_s: float | None) -> float | None:
-    """How many times faster: slow / fast; None when either is undefined or not positive."""
-    return slow_s / fast_s if slow_s and fast_s and slow_s > 0 and fast_s > 0 else None
+    """How many times faster: slow / fast; None when either is undefined or not positive, or the ratio is no number."""
+    if not slow_s or not fast_s or slow_s < 0 or fast_s < 0:
+        return None
+    return slow_s / fast_s if math.isfinite(slow_s / fast_s) else None

@@ -5,6 +5,7 @@ is counted against the result, never left out of it. Undefined is None.
 """
 
 import dataclasses
+from collections import Counter
 from collections.abc import Sequence
 from typing import Any
 
@@ -85,11 +86,21 @@ def check_all_finished(runs: Runs) -> None:
 
 
 def duration_s(runs: Runs) -> float | None:
-    """The window: first arrival of a request to the last token of any; None when no token came or no time passed."""
-    ends = [run.stamps[-1].at_ns for run in runs if run.stamps]
-    if not ends:
+    """The window: first arrival of a request to the last end of any, be it a token or where it broke off.
+
+    None when no time passed, and when a request failed at a time that nobody knows: it may have waited for hours.
+    """
+    ends = [_end_ns(run) for run in runs]
+    known = [end for end in ends if end is not None]
+    if len(known) < len(ends) or not known:
         return None
-    return (max(ends) - min(run.arrival_ns for run in runs)) / NS_PER_S or None
+    return (max(known) - min(run.arrival_ns for run in runs)) / NS_PER_S or None
+
+
+def _end_ns(run: RunTiming) -> int | None:
+    if run.error is not None:
+        return run.broke_off_ns
+    return run.stamps[-1].at_ns if run.stamps else None
 
 
 def requests_per_s(runs: Runs) -> float | None:
@@ -113,10 +124,12 @@ def peak_tokens_per_s(runs: Runs, least_s: float = 1.0) -> float | None:
     mean = mean_tokens_per_s(runs)
     if mean is None:
         return None
-    stamps = sorted((stamp.at_ns, stamp.num_tokens) for run in runs for stamp in run.stamps)
     start_ns = min(run.arrival_ns for run in runs)
-    at_s = np.array([0, *((at_ns - start_ns) / NS_PER_S for at_ns, _ in stamps)])
-    so_far = np.cumsum([0, *(num_tokens for _, num_tokens in stamps)])
+    arrived: Counter[int] = Counter({start_ns: 0})
+    for stamp in (stamp for run in runs for stamp in run.stamps):
+        arrived[stamp.at_ns] += stamp.num_tokens
+    at_s = np.array([(at_ns - start_ns) / NS_PER_S for at_ns in sorted(arrived)])
+    so_far = np.cumsum([arrived[at_ns] for at_ns in sorted(arrived)])
     return max(mean, *(_best_from(i, at_s, so_far, least_s) for i in range(len(at_s))))
 
 
@@ -143,6 +156,8 @@ def hit_rate(runs: Runs) -> float | None:
 
 def utilisation(runs: Runs, num_slots: int) -> float | None:
     """Slot-seconds in which a request was running, of those that the window had; None without admission times."""
+    if num_slots < 1:
+        raise InstrumentError(f"an engine has at least 1 slot, not {num_slots}")
     window_s = duration_s(runs)
     if window_s is None or any(run.admitted_ns is None for run in runs if run.stamps):
         return None

@@ -69,9 +69,15 @@ class Watch:
 
     def begin(self) -> None:
         """A case begins."""
+        self._note_broken_case()
         self._with = self._with or self._equip()
         self._num_turns_before = len(self._with.control.durations_s)
         self._before = (self._look(), self._with.gpu.state())
+
+    def _note_broken_case(self) -> None:
+        if self._before is not None:
+            self._happened.append("a case broke off")
+            self._before = None
 
     def turn(self) -> None:
         """Run the control once; belongs before each sample."""
@@ -86,6 +92,7 @@ class Watch:
         assert self._with is not None
         assert self._before is not None
         before, gpu_before = self._before
+        self._before = None
         after, gpu_after = self._look(), self._with.gpu.state()
         reasons = what_happened(before, after, gpu_before, gpu_after) if runs else []
         self._happened += reasons
@@ -106,10 +113,12 @@ class Watch:
     def close_pass(self) -> Seen:
         """Judge the whole pass by its control and remember it: facts and flags for every case of it.
 
-        A pass of fewer than four turns is neither judged nor remembered. One with a disturbed case teaches nothing.
+        A pass of fewer than four turns is neither judged nor remembered. One with a disturbed case, or with one that
+        raised and so was not looked at, teaches nothing.
         """
         if self._with is None or len(self._with.control.durations_s) < _MIN_TURNS:
             return Seen(facts={}, flags=())
+        self._note_broken_case()
         history, unreadable = band.load_history(self._history, self._with.key)
         this = band.summarise(self._with.control.durations_s)
         verdict = band.judge(this, history)
@@ -117,7 +126,7 @@ class Watch:
         unwritable = band.save_history(self._history, self._with.key, history)
         notes = [note for note in (unreadable, moved, unwritable) if note]
         flags = tuple(Flag(kind="contaminated", arm="", what=reason) for reason in verdict.reasons)
-        facts = dataclasses.asdict(this) | {"state": verdict.state, "notes": notes}
+        facts = dataclasses.asdict(this) | {"state": verdict.state, "num_clean": len(history.clean), "notes": notes}
         return Seen(facts={"control": facts}, flags=flags)
 
 

@@ -5,6 +5,7 @@ Knows how to come to a step of a stream and which counter gives which metric. Re
 taken is for pytest-benchmark's table only.
 """
 
+import contextlib
 from collections.abc import Iterator, Sequence
 from typing import Any, Protocol
 
@@ -71,7 +72,7 @@ class CountWork:
         outputs = {}
         for arm, options in self._plan.arms.items():
             at = _AtStep(self._subject, prompt, num_steps_before, workload.new_tokens, options)
-            with at:
+            with contextlib.closing(at):
                 _, work = count_work(at.run_step, device=self._device, prepare=at.prepare)
                 self._keep(arm, work, at)
                 self._durations_s[arm] = self._seconds_of(at)
@@ -117,16 +118,14 @@ class _AtStep:
     def num_prompt_tokens(self) -> int:
         return len(self._prompt)
 
-    def __enter__(self) -> "_AtStep":
-        return self
-
-    def __exit__(self, *_: object) -> None:
+    def close(self) -> None:
+        """End the request, if the stream can be told to."""
         close = getattr(self._stream, "close", lambda: None)
         close()
 
     def prepare(self) -> None:
         """Begin anew and run the steps before the one that counts; the old request is ended first."""
-        self.__exit__()
+        self.close()
         self._stream = self._subject.stream(self._prompt, self._new_tokens, **self.options)
         self.emissions = [next(self._stream) for _ in range(self._num_steps_before)]
 

@@ -219,6 +219,8 @@ def _parse(event: Event) -> _Chunk:
         chunk = json.loads(event.data)
     except ValueError as error:
         raise SourceError(f"not JSON: {_quote(event.data)}") from error
+    except RecursionError as error:
+        raise SourceError(f"nested too deeply: {_quote(event.data)}") from error
     try:
         _refuse_error(event, chunk)
         return _read_chunk(chunk)
@@ -256,13 +258,25 @@ def _read_count(usage: dict[str, Any], name: str) -> int | None:
 def _read_choice(choice: dict[str, Any]) -> dict[str, Any]:
     token_ids, logprobs = choice.get("token_ids"), choice.get("logprobs") or {}
     entries = logprobs.get("content") or logprobs.get("tokens")
+    text = choice["text"] or "" if "text" in choice else _read_delta(choice["delta"] or {})
+    _demand(text, str, "text")
+    _demand(token_ids, list | None, "token_ids")
+    _demand(entries, list | None, "logprobs")
+    _demand(choice.get("finish_reason"), str | None, "finish_reason")
+    for token_id in token_ids or ():
+        _demand(token_id, int, "a token id")
     return {
         "is_choice": True,
-        "text": choice["text"] if "text" in choice else _read_delta(choice["delta"] or {}),
+        "text": text,
         "token_ids": None if token_ids is None else tuple(token_ids),
         "num_logprobs": None if entries is None else len(entries),
         "finish_reason": choice.get("finish_reason"),
     }
+
+
+def _demand(value: object, kind: Any, name: str) -> None:
+    if not isinstance(value, kind) or isinstance(value, bool):
+        raise TypeError(f"{name} is {value!r}")
 
 
 def _read_delta(delta: dict[str, Any]) -> str:
