@@ -149,7 +149,7 @@ def test_the_instrument_says_what_it_cost_and_what_its_control_saw():
     told = PROVENANCE | watched
     text = render([result(spread("ttft_s", 0.01), provenance=told, runs={"cached": ()})])
     assert "instrument: 281 ns a stamp, at most 9 us or 0.01 % of a run; the clock resolves 40 ns" in text
-    assert "control kernel: median 2.20 ms, clean (7 undisturbed passes known, 3 make a band)" in text
+    assert "control kernel: median 2.20 ms, clean (undisturbed passes known: 7; 3 make a band)" in text
     assert "note: the band has moved" in text
 
 

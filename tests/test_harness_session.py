@@ -10,14 +10,16 @@ import shutil
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
 
 import nanoserve
 from benchmarks.bench_kv_cache import LATENCIES
-from benchmarks.harness import INSTRUMENT_VERSION
-from benchmarks.harness.archive import read_results
+from benchmarks.harness import INSTRUMENT_VERSION, fixtures
+from benchmarks.harness.archive import read_archives, read_results
+from benchmarks.harness.measure import Plan
 from benchmarks.harness.metrics import METRICS
 
 ROOT = Path(__file__).parents[1]
@@ -292,3 +294,37 @@ def test_without_the_index_random_weights_stand_in_and_every_result_says_so(proj
     (result,) = json.loads(written.read_text())["benchmarks"]
     told = result["extra_info"]["provenance"]
     assert (told["model"], told["weights"]) == ("smollm2-135m-random", "random, seed 0")
+
+
+DISTURBED = """
+from benchmarks.harness import band, watch
+watch.what_happened = lambda *_: ["planted: somebody else computed"]
+band.judge = lambda *_: band.Verdict(state="contaminated", reasons=("planted: slow",))
+"""
+
+
+def test_what_disturbed_a_case_and_what_disturbed_its_pass_reach_the_file_and_the_terminal(project):
+    (project / "disturbed.py").write_text(DISTURBED)
+    chosen = ("benchmarks", "-k", "prompt_length and 16", "--model=tiny", "--samples=4", "--max-warmups=0")
+    path = f"{Path(nanoserve.__file__).parents[1]}{os.pathsep}{project}"
+    session = Session(project, *chosen, "-p", "disturbed", "--benchmark-json=disturbed.json", PYTHONPATH=path)
+    assert session.status == 0, session.text
+    (result,) = read_archives([project / "disturbed.json"])[0].results
+    assert [flag.what for flag in result.flags if flag.kind == "contaminated"] == [
+        "planted: somebody else computed", "planted: slow",
+    ]  # fmt: skip
+    assert result.is_contaminated
+    assert "! contaminated: prompt_length[16]: planted: slow" in session.text
+
+
+def test_before_each_sample_the_control_runs_and_a_short_request_wakes_what_it_left_cold():
+    log = []
+    watch = SimpleNamespace(turn=lambda: log.append("control"))
+
+    def stream(prompt, num_new_tokens, **arm):
+        log.append((len(prompt), num_new_tokens, arm))
+        return iter(())
+
+    plan = Plan(name="growth", quantities=("ttft_s",), arms={"a": {"cache": "none"}, "b": {}})
+    fixtures._take_turn(watch, plan, SimpleNamespace(stream=stream, vocab_size=100))
+    assert log == ["control", (8, 2, {"cache": "none"})]

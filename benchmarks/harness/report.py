@@ -164,7 +164,7 @@ def _watched(results: Sequence[BenchmarkResult]) -> Iterator[str]:
         yield f"instrument: {stamp_ns:.0f} ns a stamp, at most {most} of a run; the clock resolves {resolution_ns} ns"
     control = results[0].provenance.get("control")
     if control:
-        known = f"{control['num_clean']} undisturbed passes known, 3 make a band"
+        known = f"undisturbed passes known: {control['num_clean']}; 3 make a band"
         yield f"control kernel: median {control['median_s'] * 1e3:.2f} ms, {control['state']} ({known})"
         yield from (f"note: {note}" for note in control["notes"])
 
