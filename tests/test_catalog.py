@@ -289,7 +289,8 @@ def test_paths_resolve_by_what_lies_there(tmp_path):
 
 
 @pytest.mark.parametrize("name", ["smollm", "", "/no/such/folder", "./a/b", "a/b/c", "no/such.gguf", "../x"])
-def test_an_unknown_name_lists_the_choices(name):
+def test_an_unknown_name_lists_the_choices(name, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)  # where none of these happens to be there
     with pytest.raises(ModelError) as caught:
         catalog.resolve(name)
     message = str(caught.value)

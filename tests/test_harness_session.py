@@ -278,6 +278,7 @@ def test_timing_beside_other_workers_is_refused(project, wish):
     assert not (project / "never.json").exists()
 
 
+@pytest.mark.slow
 def test_without_the_index_random_weights_stand_in_and_every_result_says_so(project, tmp_path):
     written = tmp_path / "results.json"
     chosen = ("benchmarks", "-k", "prompt_length and 16", "--device", "cpu", "--samples", "1", "--max-warmups", "0")
