@@ -163,6 +163,7 @@ def test_a_case_for_the_desk_is_left_out(probed):
     assert "'slow'" not in told["bench_scratch.test_fates.track_ttft_s"][0][1]
 
 
+@pytest.mark.slow
 def test_versions_follow_what_can_move_a_number(folder, probed):
     """A constant that a test reads changes its version; another test's body does not."""
     before = {name: version for name, (_, _, _, version, _) in probed[0].items()}

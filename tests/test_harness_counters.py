@@ -213,6 +213,7 @@ def test_twenty_repeats_are_identical(tiny):
         assert told(tiny, warmups=0) == first
 
 
+@pytest.mark.slow
 def test_a_fresh_process_with_other_threads_and_another_hash_seed_counts_the_same(tiny):
     code = "import json, runpy, sys; print(json.dumps(runpy.run_path(sys.argv[1])['in_a_fresh_process']()))"
     environment = os.environ | {"OMP_NUM_THREADS": "1", "PYTHONHASHSEED": "7"}
