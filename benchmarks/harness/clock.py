@@ -7,7 +7,9 @@ does not wait measures the launch.
 import itertools
 import time
 from collections.abc import Callable
-from typing import Any, Protocol
+from typing import Any
+
+from benchmarks.harness.timing import Clock, measure_call
 
 _MAX_READS = 100_000
 
@@ -32,18 +34,14 @@ class EventTimer:
     """
 
     def __init__(self, device: str = "cpu") -> None:
-        self._seconds = _event_seconds(device) if _is_cuda(device) else _host_seconds(DeviceClock(device))
+        self._seconds = _event_seconds(device) if _is_cuda(device) else _host_seconds(device)
 
     def seconds(self, call: Callable[[], object]) -> float:
         """Run the call once, to its end on the device."""
         return self._seconds(call)
 
 
-class _Clock(Protocol):
-    def now_ns(self) -> int: ...
-
-
-def timer_resolution_ns(clock: _Clock, max_reads: int = _MAX_READS) -> int | None:
+def timer_resolution_ns(clock: Clock, max_reads: int = _MAX_READS) -> int | None:
     """The smallest step between two consecutive reads that differ: no shorter time can be told from none.
 
     Includes the cost of a read, whichever is larger. None for a clock that does not move within `max_reads` reads.
@@ -65,13 +63,9 @@ def _barrier(device: str) -> Callable[[], None]:
     return lambda: torch.cuda.synchronize(device)
 
 
-def _host_seconds(clock: DeviceClock) -> Callable[[Callable[[], object]], float]:
-    def seconds(call: Callable[[], object]) -> float:
-        start_ns = clock.now_ns()
-        call()
-        return (clock.now_ns() - start_ns) / 1e9
-
-    return seconds
+def _host_seconds(device: str) -> Callable[[Callable[[], object]], float]:
+    clock = DeviceClock(device)
+    return lambda call: measure_call(call, clock)
 
 
 def _event_seconds(device: str) -> Callable[[Callable[[], object]], float]:

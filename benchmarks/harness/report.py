@@ -38,7 +38,7 @@ def render(results: Sequence[BenchmarkResult], *, colour: bool = False) -> str:
         file=io.StringIO(), width=_WIDTH, force_terminal=colour, highlight=False, markup=False, emoji=False
     )
     for metric in [metric for metric in METRICS.values() if not metric.is_exact]:
-        rows = [(result, found) for result in results if (found := _of_metric(result, metric))]
+        rows = [(result, found) for result in results if (found := of_metric(result, metric))]
         if rows:
             console.print(_heading(metric, rows), style="bold", soft_wrap=True)
             console.print(_table(metric, rows))
@@ -52,7 +52,8 @@ def render(results: Sequence[BenchmarkResult], *, colour: bool = False) -> str:
     return console.file.getvalue()  # type: ignore[attr-defined, no-any-return]
 
 
-def _of_metric(result: BenchmarkResult, metric: Metric) -> list[Measurement]:
+def of_metric(result: BenchmarkResult, metric: Metric) -> list[Measurement]:
+    """What a result holds of one metric, an arm each."""
     return [measurement for measurement in result.measurements if measurement.metric is metric]
 
 

@@ -10,7 +10,7 @@ from typing import Any
 from benchmarks.harness.curves import Labelled
 from benchmarks.harness.doubts import doubts_of_cell
 from benchmarks.harness.metrics import METRICS, Metric
-from benchmarks.harness.report import name_of, number_text, scale_of
+from benchmarks.harness.report import name_of, number_text, of_metric, scale_of
 from benchmarks.harness.results import BenchmarkResult, Measurement
 
 _MANY = 4
@@ -60,7 +60,7 @@ class Operators:
 def quantity_tables(labelled: Sequence[Labelled]) -> list[Table]:
     """A table per quantity that is no count of work, in the order of declaration; its columns are arms."""
     wanted = [metric for metric in METRICS.values() if not metric.is_exact]
-    return [_quantity_table(metric, labelled) for metric in wanted if any(_found(r, metric) for _, r in labelled)]
+    return [_quantity_table(metric, labelled) for metric in wanted if any(of_metric(r, metric) for _, r in labelled)]
 
 
 def counter_tables(labelled: Sequence[Labelled]) -> list[Table]:
@@ -82,20 +82,20 @@ def counter_tables(labelled: Sequence[Labelled]) -> list[Table]:
 
 
 def _quantity_table(metric: Metric, labelled: Sequence[Labelled]) -> Table:
-    found = [m for _, result in labelled for m in _found(result, metric)]
+    found = [m for _, result in labelled for m in of_metric(result, metric)]
     unit, factor = scale_of(metric, found)
     arms = tuple(dict.fromkeys(m.arm for m in found))
     groups = tuple(
         (test, rows)
         for test, results in _by_test(labelled)
-        if (rows := tuple(_row(label, r, metric, arms, factor) for label, r in results if _found(r, metric)))
+        if (rows := tuple(_row(label, r, metric, arms, factor) for label, r in results if of_metric(r, metric)))
     )
     note = f"{unit}, {metric.better} is better"
     return Table(title=metric.title, note=note, formula=metric.formula, columns=arms, groups=groups)
 
 
 def _row(label: str, result: BenchmarkResult, metric: Metric, arms: Sequence[str], factor: float) -> Row:
-    by_arm = {m.arm: _cell(m, result, factor) for m in _found(result, metric)}
+    by_arm = {m.arm: _cell(m, result, factor) for m in of_metric(result, metric)}
     return Row(case=case_text(result), file=label, cells=tuple(by_arm.get(arm) for arm in arms))
 
 
@@ -147,10 +147,6 @@ def _by_test(labelled: Sequence[Labelled]) -> list[tuple[str, list[Labelled]]]:
     for label, result in labelled:
         tests.setdefault(result.benchmark, {}).setdefault(result.case, []).append((label, result))
     return [(test, [each for of_case in cases.values() for each in of_case]) for test, cases in tests.items()]
-
-
-def _found(result: BenchmarkResult, metric: Metric) -> list[Measurement]:
-    return [measurement for measurement in result.measurements if measurement.metric is metric]
 
 
 def case_text(result: BenchmarkResult) -> str:
