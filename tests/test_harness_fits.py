@@ -4,7 +4,7 @@ import math
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from scipy import optimize, stats
 
@@ -109,6 +109,7 @@ def test_the_crossover_interval_is_fiellers():
 
 
 @settings(deadline=None)
+@example(a=5e-324, b=0.0, c=0.0)
 @given(a=st.floats(-5, 5), b=st.floats(-5, 5), c=st.floats(-5, 5))
 def test_exact_points_give_the_curve_back(a, b, c):
     xs = np.array([1.0, 2, 3, 5, 8])

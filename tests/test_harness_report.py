@@ -97,12 +97,12 @@ def test_a_row_holds_n_and_a_cell_per_arm():
     text = render([result(spread("ttft_s", 0.01), spread("ttft_s", 0.02, arm="naive"), case="16")])
     header = next(line for line in text.splitlines() if "benchmark" in line and "cached" in line)
     assert header.split() == ["benchmark", "n", "cached", "naive"]
-    assert " ".join(row(text, "16").split()) == "growth[16] 6 10 [9.4 .. 10.6] 20 [18.8 .. 21.2]"
+    assert " ".join(row(text, "16").split()) == "growth[16] 6 10 [9.47 .. 10.5] 20 [18.9 .. 21.1]"
 
 
 def test_an_arm_that_a_case_lacks_is_an_empty_cell():
     text = render([result(spread("ttft_s", 0.01), case="a"), result(spread("ttft_s", 0.02, arm="naive"), case="b")])
-    assert " ".join(row(text, "b").split()) == "growth[b] 6 20 [18.8 .. 21.2]"
+    assert " ".join(row(text, "b").split()) == "growth[b] 6 20 [18.9 .. 21.1]"
 
 
 def test_quantities_come_in_the_order_of_their_declaration():

@@ -25,6 +25,9 @@ from benchmarks.harness.hinges import Hinge, fit_hinge, hinge, hinge_values, rou
 from benchmarks.harness.least_squares import Array, Family, bounded_root, powers, reweighted, solve, student, threshold
 from benchmarks.harness.stats import Interval, finite_array
 
+_LEAST_POSITIVE = 1e-300
+"""What lies below has no reciprocal to weigh by, and counts as zero."""
+
 Noise = Literal["relative", "constant"]
 Growth = Literal["flat", "proportional", "affine", "quadratic"]
 
@@ -235,9 +238,10 @@ class _Points:
         x, y = finite_array(xs, "x"), finite_array(ys, "y")
         if np.unique(x).size < num_places:
             raise InstrumentError(f"this fit needs {num_places} different xs, not {sorted(set(x.tolist()))}")
-        if noise == "relative" and y.min() <= 0:
+        is_positive = y.min() >= _LEAST_POSITIVE
+        if noise == "relative" and not is_positive:
             raise InstrumentError(f"relative noise needs ys above 0, not {y.min()}; the other choice is 'constant'")
-        return cls(xs=x, ys=y, noise=noise or ("relative" if y.min() > 0 else "constant"))
+        return cls(xs=x, ys=y, noise=noise or ("relative" if is_positive else "constant"))
 
     def weights(self, fitted: Callable[[Array], Array], num_rounds: int) -> Array:
         return reweighted(self.ys, fitted, num_rounds) if self.noise == "relative" else np.ones_like(self.ys)

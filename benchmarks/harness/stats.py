@@ -5,8 +5,9 @@ a sample that is no finite number is an InstrumentError that names it.
 
 Which interval for what, each aiming at 95 %, with its coverage over 2,000 simulated runs (test_harness_coverage.py):
 
-- A quantile or a median, and the median ratio of pairs: order statistics. Exact for every continuous distribution, so
-  never below 95 % (96.9 % at n = 6, 96.1 % at 12, 95.7 % at 30). BCa on the median of 12 samples reaches 93.3 %.
+- A quantile or a median, and the median ratio of pairs: order statistics, interpolated to the level asked for. 94.4 to
+  95.5 % for medians of 6 to 41 samples, p90, p95 and p99. Without interpolation it is never below 95 %, and as much as
+  97.9 % (median of 10); BCa on the median of 12 samples reaches 93.3 %.
 - A mean: BCa bootstrap at a widened level (`bootstrap_interval` says why, and which n each kind of noise needs).
 - A share of successes: Wilson.
 """
@@ -115,20 +116,30 @@ def percentile(samples: Sequence[float], q: float) -> Percentile:
 
 
 def quantile_interval(samples: Sequence[float], q: float, confidence: float = CONFIDENCE) -> Interval:
-    """Order-statistic interval of the q-quantile: exact for independent samples of any continuous distribution.
+    """Order-statistic interval of the q-quantile, for independent samples of any continuous distribution.
 
-    Takes the narrowest symmetric-in-tail pair of order statistics (David and Nagaraja, Order Statistics, 7.1).
-    An end is None where even the extreme sample is not sure enough to bound the quantile from that side: for the
-    median, below six samples.
+    Each end lies between the two samples that miss the quantile a little too rarely and a little too often
+    (Hettmansperger and Sheather 1986 for the median, Nyblom 1992 for every q). An end is None where even the extreme
+    sample is not sure enough to bound the quantile from that side: for the median, below six samples.
     """
+    ordered, level = np.sort(finite_array(samples)), (1 + confidence) / 2
+    low, high = _upper_end(-ordered[::-1], 1 - q, level), _upper_end(ordered, q, level)
+    return Interval(None if low is None else -low, high)
+
+
+def _upper_end(ordered: NDArray[np.float64], q: float, level: float) -> float | None:
+    """What lies above the q-quantile with probability `level`. The sample of rank r does when fewer lie below it."""
     from scipy.stats import binom
 
-    finite_array(samples)
-    ordered, n, tail = sorted(samples), len(samples), (1 - confidence) / 2
-    if n == 0:
-        return Interval(None, None)
-    below, above = int(binom.ppf(tail, n, q)), int(binom.ppf(1 - tail, n, q)) + 1
-    return Interval(ordered[below - 1] if below >= 1 else None, ordered[above - 1] if above <= n else None)
+    n = ordered.size
+    rank = int(binom.ppf(level, n, q)) + 1
+    if rank > n:
+        return None
+    if rank == 1:
+        return float(ordered[0])
+    surer, less_sure = binom.cdf(rank - 1, n, q), binom.cdf(rank - 2, n, q)
+    outer, inner = (n - rank + 1) * q * (level - less_sure), (rank - 1) * (1 - q) * (surer - level)
+    return float((outer * ordered[rank - 1] + inner * ordered[rank - 2]) / (outer + inner))
 
 
 def bootstrap_interval(
