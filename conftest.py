@@ -38,7 +38,16 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         "--max-warmups", type=_whole("--max-warmups", 0), default=5, help="warm-up runs per arm, at most (default: 5)"
     )
     group.addoption(
-        "--max-warmup-s", type=_seconds, default=10.0, help="seconds of warm-up per case, at most (default: 10)"
+        "--max-warmup-s",
+        type=_amount("--max-warmup-s", "seconds"),
+        default=10.0,
+        help="seconds of warm-up after which no further run begins (default: 10)",
+    )
+    group.addoption(
+        "--planted-slowdown",
+        type=_amount("--planted-slowdown", "percent"),
+        metavar="PERCENT",
+        help="follow each timed step with so much more work: what a gate has to find",
     )
     group.addoption(
         "--prove-red", action="store_true", help="run nothing but the proof that wrong formulas turn the tests red"
@@ -55,14 +64,17 @@ def _whole(option: str, least: int):
     return read
 
 
-def _seconds(text: str) -> float:
-    try:
-        seconds = float(text)
-    except ValueError:
-        seconds = -1.0
-    if not 0 <= seconds < math.inf:
-        raise pytest.UsageError(f"--max-warmup-s must be a number of seconds, not {text!r}")
-    return seconds
+def _amount(option: str, unit: str):
+    def read(text: str) -> float:
+        try:
+            amount = float(text)
+        except ValueError:
+            amount = -1.0
+        if not 0 <= amount < math.inf:
+            raise pytest.UsageError(f"{option} must be a number of {unit}, not {text!r}")
+        return amount
+
+    return read
 
 
 @pytest.hookimpl(tryfirst=True)

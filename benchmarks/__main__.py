@@ -6,6 +6,8 @@ from typing import Annotated
 
 import typer
 
+from benchmarks.harness.gate.cli import compare, reference_app
+
 app = typer.Typer(
     help="Look after the benchmarks. To run them: pytest --benchmark-only",
     no_args_is_help=True,
@@ -30,6 +32,10 @@ def doctor() -> None:
     findings = examine()
     typer.echo(render(findings))
     sys.exit(any(finding.state == "missing" for finding in findings))
+
+
+app.command()(compare)
+app.add_typer(reference_app, name="reference")
 
 
 @app.command()

@@ -4,12 +4,16 @@ import gc
 
 import pytest
 import torch
+from hypothesis import settings
 
 from nanoserve.cache.kv import KVCache
 from nanoserve.catalog import SHAPES
 from nanoserve.config import EngineConfig, ModelConfig
 from nanoserve.tokenizer import ByteTokenizer
 from nanoserve.weights import LoadedModel, load_model
+
+settings.register_profile("no clock", deadline=None)  # a busy machine is no fault of what is tested
+settings.load_profile("no clock")
 
 
 @pytest.fixture(scope="session", autouse=True)

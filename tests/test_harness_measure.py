@@ -1,5 +1,6 @@
 """The sampling loop on a scripted subject: what runs, in which order, on which prompt, and what is refused."""
 
+import contextlib
 import gc
 import itertools
 from types import SimpleNamespace
@@ -7,7 +8,7 @@ from types import SimpleNamespace
 import pytest
 
 from benchmarks.harness.errors import InstrumentError, UndeclaredMetricError, WrongOutputError
-from benchmarks.harness.measure import Measure, Plan, WarmUp
+from benchmarks.harness.measure import Enough, Measure, Plan, WarmUp
 from benchmarks.harness.replay import replay, replayed_seconds
 from benchmarks.harness.timing import Emission
 from benchmarks.harness.verify import check_same_tokens, first_difference
@@ -67,13 +68,13 @@ def measure_of(
     num_warmups=0,
     max_warmup_s=60.0,
     say=lambda text: None,
-    before_sample=lambda: None,
+    turn=lambda arm, number: contextlib.nullcontext(),
     **subject,
 ):
     clock = ScriptedClock()
     warm_up = WarmUp(max_runs=num_warmups, max_s=max_warmup_s)
     plan = Plan(name="growth", quantities=quantities, arms=arms, num_samples=num_samples, warm_up=warm_up)
-    measure = Measure(plan, ScriptedSubject(clock, **subject), clock, say, before_sample)
+    measure = Measure(plan, ScriptedSubject(clock, **subject), clock, say, turn)
     return measure, measure._subject, clock
 
 
@@ -149,18 +150,57 @@ def test_what_is_odd_about_a_series_is_flagged(speeds, kind):
     assert kind in {flag.kind for flag in measure.flags}
 
 
-def test_a_turn_is_taken_before_every_sample_off_the_clock():
+def test_a_turn_is_taken_around_every_run_off_the_clock():
     turns = []
-    measure, subject, clock = measure_of(named("a", "b"), num_samples=3, before_sample=lambda: turns.append(len(order)))
-    order = subject.order
+
+    @contextlib.contextmanager
+    def turn(arm, number):
+        turns.append((arm, number, clock.num_reads))
+        yield
+        turns.append((arm, number, clock.num_reads))
+
+    measure, subject, clock = measure_of(named("a", "b"), num_samples=2, num_warmups=1, turn=turn)
     measure.stream(**STREAM)
-    assert turns == [0, 2, 4]
+    assert [arm for arm, *_ in turns[::2]] == subject.order
+    assert [number for _, number, _ in turns[::2]] == [None, None, 0, 0, 1, 1]
+    assert [reads for *_, reads in turns] == [0, 5, 5, 10, 10, 15, 15, 20, 20, 25, 25, 30]
     assert clock.num_reads == 2 * 3 * 5
+
+
+@pytest.mark.parametrize("broken_off_at", [2, 3])
+def test_when_it_is_enough_the_whole_samples_before_are_kept(broken_off_at):
+    """Also when it becomes enough between the arms of one sample."""
+    turns = []
+
+    def turn(arm, number):
+        turns.append(number)
+        if len(turns) > broken_off_at:
+            raise Enough
+        return contextlib.nullcontext()
+
+    measure, *_ = measure_of(named("a", "b"), num_samples=9, turn=turn)
+    measure.stream(**STREAM)
+    assert {arm: len(runs) for arm, runs in measure.runs.items()} == {"a": 1, "b": 1}
+
+
+def test_enough_before_the_first_sample_measures_nothing_and_says_so():
+    def turn(arm, number):
+        raise Enough
+
+    measure, *_ = measure_of(named("a"), turn=turn)
+    measure.stream(**STREAM)
+    with pytest.raises(UndeclaredMetricError, match="declared but not measured: ttft_s"):
+        measure.close()
 
 
 def test_no_garbage_is_collected_while_a_case_runs():
     seen = []
-    measure, *_ = measure_of(named("a"), num_samples=2, before_sample=lambda: seen.append(gc.isenabled()))
+
+    def turn(arm, number):
+        seen.append(gc.isenabled())
+        return contextlib.nullcontext()
+
+    measure, *_ = measure_of(named("a"), num_samples=2, turn=turn)
     measure.stream(**STREAM)
     assert (seen, gc.isenabled()) == ([False, False], True)
     broken, *_ = measure_of(named("a"), tokens=(1, 2))

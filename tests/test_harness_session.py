@@ -193,13 +193,14 @@ def test_a_whole_session_can_be_read_back(measured, project):
         assert results[each["extra_info"]["case"]].as_dict() == each["extra_info"]
 
 
-def test_the_control_ran_before_every_sample_and_warm_up_was_kept_track_of(measured):
+def test_the_control_ran_before_every_run_and_warm_up_was_kept_track_of(measured):
     _, written = measured
     for name in ("test_generation_length[8]", "test_prompt_length[16]"):
         told = written[name]["extra_info"]
         num_warmups = told["details"]["warm_up"]["num_runs"]
         assert 2 <= num_warmups <= 5
-        assert len(told["provenance"]["control_s"]) == num_warmups + 2
+        num_arms = len(told["runs"])
+        assert len(told["provenance"]["control_s"]) == num_arms * (num_warmups + 2)
 
 
 def test_pytest_benchmark_records_the_very_same_times(measured):
@@ -318,7 +319,7 @@ def test_what_disturbed_a_case_and_what_disturbed_its_pass_reach_the_file_and_th
     assert "! contaminated: prompt_length[16]: planted: slow" in session.text
 
 
-def test_before_each_sample_the_control_runs_and_a_short_request_wakes_what_it_left_cold():
+def test_before_each_run_the_control_runs_and_a_short_request_wakes_what_it_left_cold():
     log = []
     watch = SimpleNamespace(turn=lambda: log.append("control"))
 
@@ -327,5 +328,7 @@ def test_before_each_sample_the_control_runs_and_a_short_request_wakes_what_it_l
         return iter(())
 
     plan = Plan(name="growth", quantities=("ttft_s",), arms={"a": {"cache": "none"}, "b": {}})
-    fixtures._take_turn(watch, plan, SimpleNamespace(stream=stream, vocab_size=100))
-    assert log == ["control", (8, 2, {"cache": "none"})]
+    turns = fixtures._turns(SimpleNamespace(stash={}), watch, plan, SimpleNamespace(stream=stream, vocab_size=100))
+    with turns("a", 0):
+        log.append("run")
+    assert log == ["control", (8, 2, {"cache": "none"}), "run"]

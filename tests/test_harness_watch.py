@@ -31,18 +31,19 @@ class ScriptedMachine:
         self.now_s += seconds
         self.others_s += seconds * self.others
 
-    def look(self):
+    def look(self, relatives):
+        self.relatives = relatives
         return MachineState(at_s=self.now_s, num_cpus=2, busy_s=self.others_s, own_s=0.0, steal_s=0.0)
 
 
-def watch_on(machine, folder, gpu=None, stopwatch=None):
+def watch_on(machine, folder, gpu=None, stopwatch=None, **options):
     equipment = Equipment(
         control=Control(machine, lambda: machine.pass_time(machine.control_ms / 1e3), sleep=machine.pass_time),
         stopwatch=stopwatch or Stopwatch(resolution_ns=40, stamp_ns=300.0),
         gpu=gpu or NoGpu(),
         key=KEY,
     )
-    return Watch(lambda: equipment, folder / "control.json", machine.look)
+    return Watch(lambda: equipment, folder / "control.json", machine.look, **options)
 
 
 def one_pass(machine, folder, num_turns=8, runs=None, **options):
@@ -138,6 +139,19 @@ def test_a_gpu_that_was_held_back_contaminates_the_case(tmp_path):
     case, _ = one_pass(ScriptedMachine(), tmp_path, gpu=Hot())
     assert "the GPU was held back: hardware thermal slowdown" in [flag.what for flag in case.flags]
     assert case.facts["gpu"]["after"]["throttle_reasons"] == ["hardware thermal slowdown"]
+
+
+def test_relatives_are_no_strangers_to_the_cpu_and_to_the_gpu(tmp_path):
+    class Gpu(NoGpu):
+        def state(self, also_ours=()):
+            asked.append(also_ours)
+            return GpuState()
+
+    asked = []
+
+    machine = ScriptedMachine()
+    one_pass(machine, tmp_path, gpu=Gpu(), relatives=lambda: [7, 8])
+    assert (machine.relatives, asked) == ([7, 8], [[7, 8], [7, 8]])
 
 
 def test_what_the_stopwatch_takes_is_reported_for_the_worst_run(tmp_path):

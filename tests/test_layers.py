@@ -78,6 +78,7 @@ INSTRUMENT = {
     "harness.exact": "harness.errors",
     # The machine.
     "harness.clock": "harness.timing time | torch",
+    "harness.slowed": "harness.errors harness.measure harness.timing | numpy",
     "harness.overhead": "harness.clock harness.timing",
     "harness.gpu": "| harness.machine pynvml psutil torch",
     "harness.machine": "harness.gpu time | psutil",
@@ -117,16 +118,101 @@ INSTRUMENT = {
         "harness.archive harness.curves harness.doubts harness.errors harness.results harness.tables | harness.page"
     ),
     "harness.count_gate": "harness.archive harness.exact harness.metrics harness.results",
+    # The gate. First what knows numbers only: evidence, and what it says.
+    "harness.gate": "",
+    "harness.gate.evidence": "harness.errors harness.metrics harness.results",
+    "harness.gate.sorting": "harness.errors harness.gate.evidence harness.metrics harness.results",
+    "harness.gate.paired": "harness.errors harness.stats numpy | scipy",
+    "harness.gate.rules": "harness.errors harness.gate.paired harness.stats",
+    "harness.gate.rows": (
+        "harness.exact harness.gate.evidence harness.gate.paired harness.gate.rules harness.metrics harness.stats"
+    ),
+    "harness.gate.timed": (
+        "harness.gate.evidence harness.gate.paired harness.gate.rows harness.gate.rules harness.metrics harness.stats"
+    ),
+    "harness.gate.verdict": (
+        "harness.errors harness.gate.evidence harness.gate.rows harness.gate.rules harness.gate.timed"
+    ),
+    "harness.gate.reference": "harness.errors harness.gate.evidence harness.metrics datetime",
+    # What asv has stored, read as evidence.
+    "harness.gate.asv_files": "harness.errors",
+    "harness.gate.rounds": (
+        "harness.archive harness.errors harness.gate.evidence harness.metrics harness.results datetime"
+    ),
+    "harness.gate.asv_commits": (
+        "harness.errors harness.gate.asv_files harness.gate.evidence harness.gate.rounds harness.metrics"
+    ),
+    "harness.gate.stored": (
+        "harness.errors harness.gate.asv_commits harness.gate.asv_files harness.gate.evidence harness.gate.rounds "
+        "harness.metrics"
+    ),
+    # Commits, builds and processes that take turns.
+    "harness.gate.revisions": "harness.errors",
+    "harness.gate.builds": "harness.errors harness.gate.revisions harness.provenance | filelock",
+    "harness.gate.census": "harness.gate.evidence harness.gate.revisions",
+    "harness.gate.turns": "harness.errors harness.measure",
+    "harness.gate.worker": "| harness.gate.session",
+    "harness.gate.lockstep": "harness.archive harness.gate.evidence harness.gate.turns harness.gate.worker time",
+    "harness.gate.progress": "| rich",
+    "harness.gate.comparison": (
+        "harness.errors harness.gate.builds harness.gate.census harness.gate.evidence harness.gate.lockstep "
+        "harness.gate.progress harness.gate.sorting harness.gate.verdict time"
+    ),
+    # How often the gate is wrong on this machine.
+    "harness.gate.looks": (
+        "harness.gate.evidence harness.gate.paired harness.gate.rules harness.gate.timed harness.metrics numpy | scipy"
+    ),
+    "harness.gate.trials": "harness.gate.looks harness.gate.paired harness.gate.rules numpy",
+    "harness.gate.gathering": (
+        "harness.errors harness.gate.comparison harness.gate.evidence harness.gate.progress harness.gate.sorting "
+        "harness.metrics time"
+    ),
+    "harness.gate.calibration": (
+        "harness.errors harness.gate.comparison harness.gate.evidence harness.gate.rules harness.gate.trials "
+        "harness.identity harness.metrics harness.stats"
+    ),
+    "harness.gate.calibrating": (
+        "harness harness.errors harness.gate.calibration harness.gate.comparison harness.gate.evidence "
+        "harness.gate.gathering harness.gate.looks harness.gate.paired harness.gate.progress harness.gate.rules "
+        "harness.gate.trials harness.identity harness.metrics harness.stats numpy datetime"
+    ),
+    "harness.gate.calibration_file": (
+        "harness harness.errors harness.gate.calibration harness.gate.comparison harness.gate.evidence "
+        "harness.gate.rules harness.metrics harness.stats"
+    ),
+    # What people see of it.
+    "harness.gate.telling": (
+        "harness.gate.evidence harness.gate.rows harness.gate.rules harness.gate.verdict harness.metrics "
+        "harness.report harness.stats rich"
+    ),
+    "harness.gate.calibration_text": "harness.gate.calibration harness.metrics rich",
+    "harness.gate.cli": "harness.errors harness.gate.progress typer | harness.gate.*",
     # The only files that know pytest.
+    "harness.gate.session": "harness.* pytest",
+    "harness.gate.beside": (
+        "harness.fixtures harness.gate.evidence harness.gate.lockstep harness.gate.turns harness.measure pytest time"
+    ),
+    "harness.gate.anchoring": "harness.gate.* harness.metrics harness.results pytest",
+    "harness.guards": "harness.errors harness.fixtures harness.provenance harness.sources.nanoserve pytest",
+    "harness.suite": "harness.errors harness.fixtures harness.metrics harness.passes pytest",
     "harness.replay": "",
     "harness.fixtures": "harness.* pytest",
-    "harness.sidecar": "harness.results datetime",
+    # asv's side: what its processes and files say of themselves.
+    "harness.apart": "",
+    "harness.asv_process": "| psutil",
+    "harness.sidecar": "harness.asv_process harness.results datetime",
+    "harness.identity": ("harness.asv_process harness.errors harness.gpu harness.provenance harness.sidecar | psutil"),
+    "harness.unreadable": "harness.errors",
     "harness.passes": "harness.* pytest",
     "harness.bridge": "harness harness.* pytest | asv_runner",
     "harness.doctor": "| harness.clock harness.overhead nanoserve nanoserve.catalog torch packaging",
     "asv_suite": "harness.bridge",
     "bench_*": "pytest",
-    "__main__": "typer | harness.doctor harness.archive harness.count_gate harness.errors harness.exports",
+    "studies": "",
+    "studies.*": "typer time | harness.* asv asv_runner",
+    "__main__": (
+        "harness.gate.cli typer | harness.doctor harness.archive harness.count_gate harness.errors harness.exports"
+    ),
     "": "",
 }
 

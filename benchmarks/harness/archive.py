@@ -187,6 +187,11 @@ def _results(entries: Iterable[Any]) -> Iterator[BenchmarkResult]:
         yield result
 
 
+def read_result(told: Any) -> BenchmarkResult:
+    """What `BenchmarkResult.as_dict` gave, however it came here. Raises ArchiveError for anything else."""
+    return _result(_extra_info({"extra_info": told}))
+
+
 def _extra_info(entry: Any) -> dict[str, Any]:
     extra = entry.get("extra_info") if isinstance(entry, dict) else None
     if not isinstance(extra, dict) or "measurements" not in extra:

@@ -60,8 +60,18 @@ class Metric:
             raise InstrumentError(
                 f"metric {self.name!r} has the unknown unit {self.unit!r}; known: {', '.join(_UNITS)}"
             )
+        if self.better not in self._directions:
+            choices = ", ".join(self._directions)
+            raise InstrumentError(f"metric {self.name!r} in {self.unit} cannot be better when {self.better}: {choices}")
         if self.is_exact and (self.floor_relative or self.floor_absolute):
             raise InstrumentError(f"metric {self.name!r} is a count: counts have no floor")
+
+    @property
+    def _directions(self) -> tuple[str, ...]:
+        """What can be better in this unit: less time and less work, a higher rate. A ratio goes either way."""
+        if self.unit.endswith("/s"):
+            return ("higher",)
+        return ("lower", "higher") if _UNITS[self.unit] == "ratio" else ("lower",)
 
     @property
     def compares_arms(self) -> bool:
@@ -90,6 +100,16 @@ class Metric:
         if self.better == "lower":
             return value
         return 1 - value if self.unit == "share" else 1 / value
+
+    def value_of(self, cost: float) -> float:
+        """The value whose cost it is: what asv stores, read back. Raises InstrumentError where no value costs that."""
+        if self.better == "lower":
+            return cost
+        if self.unit == "share":
+            return 1 - cost
+        if cost <= 0:
+            raise InstrumentError(f"{cost} is no cost of {self.name}, which is stored as {self.asv_name}: above 0")
+        return 1 / cost
 
     def sample(self, run: RunTiming) -> float | None:
         """This metric of a single run, or None where it is undefined."""

@@ -4,6 +4,8 @@ InstrumentError
 ├── UndeclaredMetricError  a name that the metric registry does not hold, or one that a test did not declare
 ├── WrongOutputError       the measured run did not do the work that the workload asks for
 ├── ForeignPackageError    the imported nanoserve is not the one whose commit is being measured
+├── MissingFeatureError    the measured build is too old, or the benchmark asks for something that never was
+├── BuildError             a revision that git does not know, or one that cannot be installed in a folder of its own
 ├── SourceError            a streamed source broke off, or spoke another language than it should
 └── ArchiveError           a results file that cannot be read, or that holds something else
 """
@@ -23,6 +25,22 @@ class WrongOutputError(InstrumentError):
 
 class ForeignPackageError(InstrumentError):
     """The imported package is not the installed one that the result would be filed under."""
+
+
+class MissingFeatureError(InstrumentError):
+    """The measured build lacks what a benchmark asks for.
+
+    `probe` is a Python expression that fails in every build that lacks it: so another build can be asked. An older
+    commit that lacks what the checkout has is no failure; a misspelt option, which nobody has, is one.
+    """
+
+    def __init__(self, message: str, probe: str) -> None:
+        super().__init__(message)
+        self.probe = probe
+
+
+class BuildError(InstrumentError):
+    """A revision that is not here, or that does not become an installed package; the message says what mends it."""
 
 
 class SourceError(InstrumentError):

@@ -9,16 +9,17 @@ Knows pytest and its options. Refuses to know how anything is measured, and nano
 import contextlib
 import dataclasses
 import warnings
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from typing import Any
 
 import pytest
 
 from benchmarks.harness.clock import DeviceClock
-from benchmarks.harness.measure import Measure, Plan, WarmUp
+from benchmarks.harness.measure import Measure, Plan, Subject, Turn, WarmUp
 from benchmarks.harness.provenance import provenance
 from benchmarks.harness.replay import replay, replayed_seconds
 from benchmarks.harness.results import BenchmarkResult
+from benchmarks.harness.slowed import Slowed
 from benchmarks.harness.sources.nanoserve import NanoserveSubject, UnusableSubjectError, choose_device, package_folder
 from benchmarks.harness.watch import Equipment, Seen, Watch
 from benchmarks.harness.work import CountWork
@@ -32,6 +33,18 @@ _KEPT = pytest.StashKey[list[dict[str, Any]]]()
 
 WATCH = pytest.StashKey[Watch]()
 """What looks at the machine in this session, on its config."""
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Led:
+    """This session takes turns with another: what to wait for before each run, which processes are no strangers."""
+
+    take: Turn
+    relatives: Callable[[], Collection[int]]
+
+
+LED = pytest.StashKey[Led]()
+"""On the config of a session that a leader leads."""
 
 _DEFAULT_MODELS = {"cpu": "smollm2-135m", "cuda": "llama-3.2-1b"}
 _UNTIMED_MODEL = "tiny"
@@ -82,8 +95,9 @@ def _load(config: pytest.Config, name: str, device: str) -> NanoserveSubject:
 @pytest.fixture(scope="session")
 def watch(pytestconfig: pytest.Config, device: str) -> Watch:
     """What looks at the machine while cases run; its control kernel's history lies below `.benchmarks`."""
-    history = pytestconfig.rootpath / ".benchmarks" / "control.json"
-    pytestconfig.stash[WATCH] = Watch(lambda: Equipment.on(device), history)
+    led = pytestconfig.stash.get(LED, None)
+    history = pytestconfig.rootpath / ".benchmarks" / ("control-led.json" if led else "control.json")
+    pytestconfig.stash[WATCH] = Watch(lambda: Equipment.on(device), history, relatives=led.relatives if led else tuple)
     return pytestconfig.stash[WATCH]
 
 
@@ -96,14 +110,30 @@ def measure(
     if not benchmark.enabled:
         return Measure(plan, model, DeviceClock(device), say)
     watch.begin()
-    return Measure(plan, model, DeviceClock(device), say, lambda: _take_turn(watch, plan, model))
+    clock = DeviceClock(device)
+    percent = request.config.getoption("--planted-slowdown")
+    subject: Subject = model if percent is None else Slowed(model, percent / 100, clock)
+    return Measure(plan, subject, clock, say, _turns(request.config, watch, plan, model))
 
 
-def _take_turn(watch: Watch, plan: Plan, model: NanoserveSubject) -> None:
+def _turns(config: pytest.Config, watch: Watch, plan: Plan, model: NanoserveSubject) -> Turn:
+    """What surrounds each run: where two sessions take turns, the wait for this one's; then the control and a wake."""
+    led = config.stash.get(LED, None)
+
+    @contextlib.contextmanager
+    def turn(arm: str, number: int | None) -> Iterator[None]:
+        with led.take(arm, number) if led else contextlib.nullcontext():
+            _open_turn(watch, plan, model, arm)
+            yield
+
+    return turn
+
+
+def _open_turn(watch: Watch, plan: Plan, model: NanoserveSubject, arm: str) -> None:
     """Run the control, then wake caches and threads that it left cold with a short request that no sample uses."""
     watch.turn()
-    options = next(iter(plan.arms.values()))
-    for _ in model.stream(_WAKING.prompt(model.vocab_size, plan.name, "wake"), _WAKING.new_tokens, **options):
+    prompt = _WAKING.prompt(model.vocab_size, plan.name, "wake")
+    for _ in model.stream(prompt, _WAKING.new_tokens, **plan.arms[arm]):
         pass
 
 
@@ -207,11 +237,17 @@ def _result_of(item: pytest.Function, measured: Measure | CountWork) -> Benchmar
         case=case_id(item),
         params=dict(item.callspec.params) if hasattr(item, "callspec") else {},
         measurements=tuple(measured.measurements),
-        provenance=provenance(package_folder(), subject.describe() | seen.facts),
+        provenance=provenance(package_folder(), subject.describe() | seen.facts | _planted(item.config)),
         flags=(*measured.flags, *seen.flags),
         runs=measured.runs,
         details=measured.details,
     )
+
+
+def _planted(config: pytest.Config) -> dict[str, float]:
+    """A planted slowdown says so: such a result is no measurement of the engine."""
+    percent = config.getoption("--planted-slowdown")
+    return {} if percent is None else {"planted_slowdown_percent": percent}
 
 
 def is_benchmark(item: pytest.Item) -> bool:

@@ -83,6 +83,11 @@ def _load_average() -> Any:
     return os.getloadavg()  # looked up inside the attempt: Windows lacks the name
 
 
+def family_of(pid: int) -> set[int]:
+    """A process and everything that it started, however deep; this process and its own as well."""
+    return {process.pid for process in _own_processes([pid])}
+
+
 def own_pids() -> set[int]:
     """This process and everything that it started, however deep."""
     return {process.pid for process in _own_processes()}

@@ -1,9 +1,10 @@
 """The sampling loop behind the `measure` fixture: warm up, interleave the arms, check every run, sum up.
 
 Knows the order in which things run and what a test has declared. Refuses to know pytest, nanoserve and devices: it
-is given a subject that streams, a clock, a turn to take before each sample, and somewhere to say how far it has come.
+is given a subject that streams, a clock, a turn to take for each run, and somewhere to say how far it has come.
 """
 
+import contextlib
 import dataclasses
 import itertools
 import random
@@ -22,6 +23,13 @@ from benchmarks.harness.workload import Workload
 
 Runs = dict[str, list[RunTiming]]
 Say = Callable[[str], None]
+Turn = Callable[[str, int | None], contextlib.AbstractContextManager[object]]
+"""A block around each run: what has to come before it, and perhaps a wait. Takes the arm's name and the number of the
+sample, from 0; None for a warm-up. May raise Enough."""
+
+
+class Enough(Exception):  # noqa: N818 - nothing went wrong
+    """No more samples are wanted of this case: what was sampled before is all there is."""
 
 
 class Subject(Protocol):
@@ -82,13 +90,13 @@ class Measure:
         subject: Subject,
         clock: Clock,
         say: Say = lambda text: None,
-        before_sample: Callable[[], None] = lambda: None,
+        turn: Turn = lambda arm, number: contextlib.nullcontext(),
     ) -> None:
         self._plan = plan
         self._subject = subject
         self._clock = clock
         self._say = say
-        self._before_sample = before_sample
+        self._turn = turn
         self.runs: Runs = {}
         self.measurements: list[Measurement] = []
         self.flags: list[Flag] = []
@@ -106,7 +114,7 @@ class Measure:
         workload = Workload(prompt_tokens=prompt_tokens, new_tokens=new_tokens)
         with without_collections():
             self._warm_up(workload)
-            samples = [self._take_sample(workload, "sample", i) for i in range(self._plan.num_samples)]
+            samples = self._take_samples(workload)
         self.runs = {arm: [sample[arm] for sample in samples] for arm in self._plan.arms}
         self._summarise()
 
@@ -143,12 +151,19 @@ class Measure:
         if len(turns) > 1:
             self._flag_all("warm-up", restless, f"was still changing after {len(turns)} warm-up runs, {spent_s:.2g} s")
 
+    def _take_samples(self, workload: Workload) -> list[dict[str, RunTiming]]:
+        samples: list[dict[str, RunTiming]] = []
+        with contextlib.suppress(Enough):
+            while len(samples) < self._plan.num_samples:
+                samples.append(self._take_sample(workload, "sample", len(samples)))
+        return samples
+
     def _take_sample(self, workload: Workload, phase: str, number: int) -> dict[str, RunTiming]:
         """One run of every arm on one prompt, checked off the clock."""
         self._say(f"{phase} {number + 1}")
-        self._before_sample()
         prompt = workload.prompt(self._subject.vocab_size, self._plan.name, phase, number)
-        runs = {arm: self._run(arm, prompt, workload) for arm in self._order(phase, number)}
+        place = number if phase == "sample" else None
+        runs = {arm: self._run(arm, prompt, workload, place) for arm in self._order(phase, number)}
         outputs = {arm: runs[arm].token_ids for arm in self._plan.arms}
         tolerance = self._subject.relative_tolerance
         ties = check_same_tokens(prompt, outputs, self._subject.next_logits, tolerance)
@@ -161,9 +176,10 @@ class Measure:
         random.Random(f"{phase} {number // 2}").shuffle(order)
         return order[::-1] if number % 2 else order
 
-    def _run(self, arm: str, prompt: Sequence[int], workload: Workload) -> RunTiming:
+    def _run(self, arm: str, prompt: Sequence[int], workload: Workload, number: int | None) -> RunTiming:
         stream = self._subject.stream(prompt, workload.new_tokens, **self._plan.arms[arm])
-        run = measure_stream(stream, self._clock, num_prompt_tokens=len(prompt))
+        with self._turn(arm, number):
+            run = measure_stream(stream, self._clock, num_prompt_tokens=len(prompt))
         check_length(run, workload, arm)
         check_run(run)
         return run

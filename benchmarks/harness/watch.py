@@ -7,7 +7,7 @@ pass. What a look means is known elsewhere: `machine.py` and `gpu.py` read, `con
 
 import dataclasses
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -58,10 +58,14 @@ class Watch:
     """One for a session, which is one pass. Nothing is made, read or run before the first case that is timed."""
 
     def __init__(
-        self, equip: Callable[[], Equipment], history: Path, look: Callable[[], MachineState] = machine_state
+        self,
+        equip: Callable[[], Equipment],
+        history: Path,
+        look: Callable[[Collection[int]], MachineState] = machine_state,
+        relatives: Callable[[], Collection[int]] = tuple,
     ) -> None:
-        """The control's history is kept in the file `history`."""
-        self._equip, self._history, self._look = equip, history, look
+        """The control's history is kept in the file `history`; `relatives` are processes that belong to us."""
+        self._equip, self._history, self._look_at, self._relatives = equip, history, look, relatives
         self._with: Equipment | None = None
         self._before: tuple[MachineState, GpuState] | None = None
         self._num_turns_before = 0
@@ -72,12 +76,17 @@ class Watch:
         self._note_broken_case()
         self._with = self._with or self._equip()
         self._num_turns_before = len(self._with.control.durations_s)
-        self._before = (self._look(), self._with.gpu.state())
+        self._before = self._look()
 
     def _note_broken_case(self) -> None:
         if self._before is not None:
             self._happened.append("a case broke off")
             self._before = None
+
+    def _look(self) -> tuple[MachineState, GpuState]:
+        assert self._with is not None
+        relatives = self._relatives()
+        return self._look_at(relatives), self._with.gpu.state(relatives)
 
     def turn(self) -> None:
         """Run the control once; belongs before each sample."""
@@ -93,7 +102,7 @@ class Watch:
         assert self._before is not None
         before, gpu_before = self._before
         self._before = None
-        after, gpu_after = self._look(), self._with.gpu.state()
+        after, gpu_after = self._look()
         reasons = what_happened(before, after, gpu_before, gpu_after) if runs else []
         self._happened += reasons
         facts = {

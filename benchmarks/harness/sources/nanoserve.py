@@ -4,12 +4,18 @@ The only file that knows nanoserve, by public names and inside functions: what a
 and nowhere else. (`doctor.py` asks it for the folder of the model cache.)
 """
 
-from collections.abc import Iterator, Sequence
+import functools
+import inspect
+import subprocess
+import sys
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from benchmarks.harness.errors import InstrumentError
+from benchmarks.harness.errors import InstrumentError, MissingFeatureError
 from benchmarks.harness.timing import Emission
+
+_TOLD_BY_THE_ENGINE = ("kv_bytes", "num_kv_blocks")
 
 if TYPE_CHECKING:
     from nanoserve.engine import Engine
@@ -42,6 +48,28 @@ def choose_device(name: str) -> str:
         raise UnusableSubjectError(str(error)) from None
 
 
+def missing_metrics() -> dict[str, MissingFeatureError]:
+    """The metrics that come from the engine's own word and that this build's engine does not tell."""
+    from nanoserve import Engine
+
+    return {
+        name: MissingFeatureError(f"the engine of this commit does not tell its {name}", f"nanoserve.Engine.{name}")
+        for name in _TOLD_BY_THE_ENGINE
+        if not hasattr(Engine, name)
+    }
+
+
+@functools.cache
+def passes_probe(root: Path, probe: str) -> bool:
+    """Whether the nanoserve whose sources lie in `root` has what a MissingFeatureError asks for.
+
+    Asked in a process of its own: two nanoserves do not fit into one.
+    """
+    script = f"import sys; sys.path.insert(0, {str(root)!r}); import nanoserve; {probe}"
+    command = [sys.executable, "-B", "-c", script]
+    return subprocess.run(command, cwd=root, capture_output=True, check=False, timeout=300).returncode == 0
+
+
 class NanoserveSubject:
     """One loaded model. Arms are told apart by the options of `Engine`, such as `cache`; each has an engine."""
 
@@ -65,6 +93,7 @@ class NanoserveSubject:
             raise UnusableSubjectError(str(error), is_fetch=isinstance(error, FetchError)) from error
 
     def stream(self, prompt_ids: Sequence[int], num_new_tokens: int, **arm: Any) -> Iterator[Emission]:
+        """See `measure.Subject`. Raises MissingFeatureError at the first pull for an arm that this build cannot run."""
         from nanoserve import SamplingParams
 
         params = SamplingParams(max_new_tokens=num_new_tokens, ignore_eos=True)
@@ -108,12 +137,30 @@ class NanoserveSubject:
         }
 
     def _engine(self, **arm: Any) -> "Engine":
-        from nanoserve import Engine
-
         key = tuple(sorted(arm.items()))
         if key not in self._engines:
-            self._engines[key] = Engine(self._loaded, **arm)
+            self._engines[key] = _make_engine(self._loaded, arm)
         return self._engines[key]
+
+
+def _make_engine(loaded: "LoadedModel", arm: Mapping[str, Any]) -> "Engine":
+    from nanoserve import Engine
+    from nanoserve.errors import ConfigError
+
+    try:
+        inspect.signature(Engine).bind(loaded, **arm)
+    except TypeError as error:
+        raise _without(arm, error) from None
+    try:
+        return Engine(loaded, **arm)
+    except ConfigError as error:
+        raise _without(arm, error) from error
+
+
+def _without(arm: Mapping[str, Any], error: Exception) -> MissingFeatureError:
+    options = ", ".join(f"{name}={value!r}" for name, value in arm.items())
+    probe = f"nanoserve.EngineConfig.from_options({dict(arm)!r})"
+    return MissingFeatureError(f"this commit has no engine with {options}: {error}", probe)
 
 
 def _attention_backend() -> str | None:

@@ -1,0 +1,52 @@
+"""A planted slowdown: the same subject, each of whose steps is followed by so many percent more work.
+
+Knows a subject, an injected clock, and how to keep a core busy. Refuses to know what is measured. The extra work is
+real (a core computes, nothing sleeps), ends the step that it lengthens, and lengthens all of them as a slower kernel
+would.
+"""
+
+import math
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+from benchmarks.harness.errors import InstrumentError
+from benchmarks.harness.measure import Subject
+from benchmarks.harness.timing import Clock, Emission
+
+
+class Slowed:
+    """Streams what `subject` streams, each step (1 + share) times as long. Everything else is the subject's own.
+
+    A share of 0 reads the clock and works for no time: what is left of it is the instrument's own cost.
+    """
+
+    def __init__(self, subject: Subject, share: float, clock: Clock) -> None:
+        if not 0 <= share < math.inf:
+            raise InstrumentError(f"a planted slowdown is a share of 0 or more, not {share}")
+        self._subject, self._share, self._clock = subject, share, clock
+        self._work = _busy()
+        self.vocab_size, self.relative_tolerance = subject.vocab_size, subject.relative_tolerance
+        self.next_logits = subject.next_logits
+
+    def stream(self, prompt_ids: Sequence[int], num_new_tokens: int, **arm: Any) -> Iterator[Emission]:
+        """Slower steps; the tokens are the subject's own."""
+        steps = self._subject.stream(prompt_ids, num_new_tokens, **arm)
+        start_ns = self._clock.now_ns()
+        for emission in steps:
+            self._lengthen(start_ns)
+            yield emission
+            start_ns = self._clock.now_ns()
+
+    def _lengthen(self, start_ns: int) -> None:
+        end_ns = self._clock.now_ns()
+        until_ns = end_ns + (end_ns - start_ns) * self._share
+        while self._clock.now_ns() < until_ns:
+            self._work()
+
+
+def _busy() -> Callable[[], object]:
+    """A few microseconds of arithmetic inside the first cache, so that nothing of the subject's is pushed out."""
+    import numpy as np
+
+    numbers = np.linspace(0.5, 1.5, 1024)
+    return lambda: float(numbers @ numbers)

@@ -1,0 +1,124 @@
+"""Each kind of fault turns the gate red with a verdict of its own, and an untouched copy stays green.
+
+Real commits, real builds, real pairs of processes: what `python -m benchmarks compare main BRANCH` says in a repository
+made of this working tree. Counts need two launches of the smallest shape; time needs a few of a larger one.
+"""
+
+import json
+import sys
+
+import pytest
+from asv_repository import commit, copy_tree, git, make_environment, run
+
+LAYERS = "        for layer in self.layers:\n"
+TWICE = f"""{LAYERS}\
+            if hidden.shape[0] == 1 and layer.self_attn.layer < 4:
+                layer(hidden, rope, cache)
+"""
+"""In decode steps only, 4 of the 20 layers of the shape `small` run twice."""
+
+UPSIDE_DOWN = '"s", "weighting": "request", "better": "higher"'
+
+FAULTS = {
+    "slower": ("nanoserve/models/llama.py", LAYERS, TWICE),
+    "operator": ("nanoserve/models/llama.py", LAYERS, f"{LAYERS}            hidden = hidden + 0\n"),
+    "leak": ("nanoserve/engine.py", "        self._runs.pop(request_id, None)\n", ""),
+    "nan": (
+        "nanoserve/engine.py",
+        "return self._model.compute_logits(hidden[-1:])[0]",
+        'return self._model.compute_logits(hidden[-1:])[0] * float("nan")',
+    ),
+    "renamed": ("benchmarks/bench_work.py", "def test_decode_step(", "def test_step_of_decoding("),
+    "direction": ("benchmarks/harness/metrics.py", '"s", "weighting": "request", "better": "lower"', UPSIDE_DOWN),
+    "untouched": ("nanoserve/engine.py", "", "# a comment\n"),
+}
+
+COUNTS = ("-k", "decode_step and 16", "--model", "tiny")
+TIMES = ("-k", "prompt_length and 16", "--model", "small", "--budget-s", "40")
+
+pytestmark = pytest.mark.slow
+
+
+@pytest.fixture(scope="module")
+def environment(tmp_path_factory):
+    return make_environment(tmp_path_factory.mktemp("home"), "")
+
+
+@pytest.fixture(scope="module")
+def repository(tmp_path_factory, environment):
+    """main, and a branch off it for each fault."""
+    folder = tmp_path_factory.mktemp("repository")
+    copy_tree(folder)
+    git(folder, environment, "init", "-q", "-b", "main")
+    commit(folder, environment, "base")
+    for name, (path, before, after) in FAULTS.items():
+        git(folder, environment, "checkout", "-q", "-b", name, "main")
+        source = (folder / path).read_text()
+        assert before in source, name
+        (folder / path).write_text(source.replace(before, after) if before else source + after)
+        commit(folder, environment, name)
+    return folder
+
+
+@pytest.fixture
+def compare(repository, environment, tmp_path):
+    def run_gate(branch, *options):
+        git(repository, environment, "checkout", "-q", branch)
+        command = [sys.executable, "-m", "benchmarks", "compare", "main", branch, "--json", str(tmp_path / "out.json")]
+        done = run([*command, *options], repository, environment)
+        told = json.loads((tmp_path / "out.json").read_text()) if (tmp_path / "out.json").exists() else {}
+        return done, told
+
+    return run_gate
+
+
+def rows(told, verdict):
+    return {row["metric"] for row in told["rows"] if row["verdict"] == verdict and row["gate"]}
+
+
+def test_an_untouched_copy_stays_green_in_its_counts(compare):
+    done, told = compare("untouched", *COUNTS)
+    assert (done.returncode, told["verdict"], told["launches"]) == (0, "same", 2)
+
+
+def test_an_operator_more_in_each_layer_is_worse_by_exactly_those(compare):
+    done, told = compare("operator", *COUNTS)
+    assert (done.returncode, told["verdict"]) == (1, "worse")
+    assert "num_operators" in rows(told, "worse")
+    assert {"flops", "num_forwards"} <= rows(told, "same")
+
+
+def test_what_a_request_leaves_behind_is_worse_in_kv_bytes(compare):
+    done, told = compare("leak", *COUNTS)
+    assert done.returncode == 1
+    assert rows(told, "worse") == {"kv_bytes"}
+
+
+def test_a_nan_is_no_data(compare):
+    done, told = compare("nan", *COUNTS)
+    assert (done.returncode, told["verdict"]) == (4, "no data")
+    assert "nan" in done.stdout.lower()
+
+
+def test_a_renamed_benchmark_is_no_data(compare):
+    done, told = compare("renamed", "-k", "16 and (decode_step or step_of_decoding)", "--model", "tiny")
+    assert (done.returncode, told["verdict"]) == (4, "no data")
+    assert "has this benchmark, the checkout has not: deleted or renamed" in done.stdout
+
+
+def test_a_wrong_direction_is_refused_before_anything_is_measured(compare):
+    done, told = compare("direction", *COUNTS)
+    assert (done.returncode, told) == (2, {})
+    assert "cannot be better when higher" in done.stderr
+
+
+def test_a_slower_step_is_worse_in_itl_and_not_in_ttft(compare):
+    done, told = compare("slower", *TIMES)
+    assert (done.returncode, told["verdict"]) == (1, "worse")
+    assert "itl_p50_s" in rows(told, "worse")
+    assert "ttft_s" not in rows(told, "worse")
+
+
+def test_an_untouched_copy_stays_green_in_its_times(compare):
+    done, told = compare("untouched", *TIMES, "--margin", "10")
+    assert (done.returncode, told["verdict"]) == (0, "same")
