@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from benchmarks.harness.gate.cli import compare, reference_app
+from benchmarks.harness.gate.cli import calibrate, compare, reference_app
 
 app = typer.Typer(
     help="Look after the benchmarks. To run them: pytest --benchmark-only",
@@ -35,6 +35,7 @@ def doctor() -> None:
 
 
 app.command()(compare)
+app.command()(calibrate)
 app.add_typer(reference_app, name="reference")
 
 

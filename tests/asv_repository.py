@@ -2,6 +2,7 @@
 
 import json
 import os
+import platform
 import shutil
 import subprocess
 import sys
@@ -11,6 +12,7 @@ from pathlib import Path
 import json5
 
 ROOT = Path(__file__).parents[1]
+HOST = platform.node()
 
 
 def run(command, folder, environment):
@@ -59,13 +61,13 @@ def commit_of(folder, revision):
     return subprocess.run(command, cwd=folder, text=True, capture_output=True, check=True).stdout.strip()
 
 
-def results_of(folder, revision, machine="*"):
+def results_of(folder, revision, machine=HOST):
     """asv's own file of a commit."""
     (path,) = (folder / ".asv" / "results").glob(f"{machine}/{commit_of(folder, revision)[:8]}-virtualenv*.json")
     return path
 
 
-def lines_beside(folder, revision, machine="*"):
+def lines_beside(folder, revision, machine=HOST):
     """What the passes of a commit left beside asv's results, a line per pass and case."""
     kept = folder / ".asv" / "results" / "provenance"
     (path,) = kept.glob(f"{machine}/{commit_of(folder, revision)[:12]}-*.jsonl")

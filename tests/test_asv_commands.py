@@ -169,8 +169,10 @@ def other_machine(repository, environment, found):
     """What asv said when the host came back with another GPU, and what it then said under the name it was told."""
     (record,) = (repository / ".asv" / "results" / "provenance").glob("*/machine.jsonl")
     record.write_text(json.dumps(json.loads(record.read_text()) | {"gpu": "NVIDIA H100"}))
-    options = ["run", "c16^!", "--quick", "--show-stderr", "--bench", SERIES]
+    options, before = ["run", "c16^!", "--quick", "--show-stderr", "--bench", SERIES], results_of(repository, "c16")
+    kept = before.read_text()
     refused = asv(repository, environment, *options)
+    assert before.read_text() == kept
     mending, name = re.search(r"asv (machine --machine (\S+) --yes)", told(refused)).groups()
     assert asv(repository, environment, *mending.split()).returncode == 0
     return refused, asv(repository, environment, *options, "--machine", name), name

@@ -5,16 +5,20 @@ would, on a small shape. Takes minutes, so it runs with `pytest -m slow`.
 """
 
 import json
-import os
 import re
-import shutil
-import subprocess
-import sys
-from pathlib import Path
 
 import pytest
+from asv_repository import (
+    asv,
+    commit,
+    commit_of,
+    copy_tree,
+    git,
+    lines_beside,
+    make_environment,
+    results_of,
+)
 
-ROOT = Path(__file__).parents[1]
 LAYERS = "        for layer in self.layers:\n"
 SLOWER = f"""{LAYERS}\
             if hidden.shape[0] == 1 and layer.self_attn.layer < 10:
@@ -33,42 +37,16 @@ MAX_TRIES = 6
 pytestmark = pytest.mark.slow
 
 
-def run(command, folder, environment):
-    done = subprocess.run(command, cwd=folder, env=environment, text=True, capture_output=True, check=False)
-    sys.stdout.write(f"$ {' '.join(command)}\n{done.stdout}{done.stderr}")
-    return done
-
-
-def git(folder, environment, *arguments):
-    assert run(["git", *arguments], folder, environment).returncode == 0
-
-
-def asv(folder, environment, *arguments):
-    return run([sys.executable, "-m", "asv", *arguments], folder, environment)
-
-
 @pytest.fixture(scope="module")
 def environment(tmp_path_factory):
-    """A home of its own, so that asv's machine file is not the user's; caches and pip's settings stay the user's."""
-    home, user = tmp_path_factory.mktemp("home"), Path.home()
-    kept = {
-        "XDG_CACHE_HOME": os.environ.get("XDG_CACHE_HOME", str(user / ".cache")),
-        "XDG_CONFIG_HOME": os.environ.get("XDG_CONFIG_HOME", str(user / ".config")),
-    }
-    identity = {f"GIT_{who}_{what}": "test" for who in ("AUTHOR", "COMMITTER") for what in ("NAME", "EMAIL")}
-    path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
-    return os.environ | kept | identity | {"HOME": str(home), "PATH": path, "NANOSERVE_BENCH_ARGS": ARGUMENTS}
+    return make_environment(tmp_path_factory.mktemp("home"), ARGUMENTS)
 
 
 @pytest.fixture(scope="module")
 def repository(tmp_path_factory, environment):
     """main, and two branches off it: `slower` with the planted slowdown, `comment` with nothing but a comment."""
     folder = tmp_path_factory.mktemp("repository")
-    listed = subprocess.run(["git", "ls-files"], cwd=ROOT, text=True, capture_output=True, check=True)
-    for name in listed.stdout.splitlines():
-        if (ROOT / name).exists():
-            (folder / name).parent.mkdir(parents=True, exist_ok=True)
-            shutil.copy(ROOT / name, folder / name)
+    copy_tree(folder)
     git(folder, environment, "init", "-q", "-b", "main")
     commit(folder, environment, "base")
     model = folder / "nanoserve" / "models" / "llama.py"
@@ -82,11 +60,6 @@ def repository(tmp_path_factory, environment):
     return folder
 
 
-def commit(folder, environment, message):
-    git(folder, environment, "add", "-A")
-    git(folder, environment, "commit", "-q", "-m", message)
-
-
 def continuous(folder, environment, branch, *options):
     git(folder, environment, "checkout", "-q", branch)
     command = ["continuous", "main", "HEAD", "--factor", "1.05", "--record-samples", *options]
@@ -98,11 +71,9 @@ def flagged(output):
     return re.findall(r"^\| \+ .*track_(\w+)\(", output, flags=re.MULTILINE)
 
 
-def recorded_samples(folder, environment, revision):
+def recorded_samples(folder, revision):
     """The samples that asv has stored for a commit, by metric; counts are plain numbers and have none."""
-    named = subprocess.run(["git", "rev-parse", revision], cwd=folder, text=True, capture_output=True, check=True)
-    (path,) = (folder / ".asv" / "results").glob(f"*/{named.stdout[:8]}-virtualenv*.json")
-    stored = json.loads(path.read_text())
+    stored = json.loads(results_of(folder, revision).read_text())
     found = {}
     for name, row in stored["results"].items():
         samples = dict(zip(stored["result_columns"], row, strict=False)).get("samples")
@@ -113,9 +84,7 @@ def recorded_samples(folder, environment, revision):
 
 def passes_beside(folder, revision):
     """The passes of a commit, from the provenance beside asv's results: id -> its line of the streamed case."""
-    named = subprocess.run(["git", "rev-parse", revision], cwd=folder, text=True, capture_output=True, check=True)
-    (path,) = (folder / ".asv" / "results" / "provenance").glob(f"*/{named.stdout[:12]}-*.jsonl")
-    lines = [json.loads(line) for line in path.read_text().splitlines()]
+    lines = lines_beside(folder, revision)
     return {line["pass"]: line for line in lines if "prompt_length" in line["benchmark"]}
 
 
@@ -125,7 +94,7 @@ def test_a_comment_is_not_flagged(repository, environment):
     assert flagged(done.stdout) == []
     assert "BENCHMARKS NOT SIGNIFICANTLY CHANGED" in done.stdout
     for revision in ("main", "comment"):
-        series = recorded_samples(repository, environment, revision)
+        series = recorded_samples(repository, revision)
         assert len(series) == 3
         passes = passes_beside(repository, revision)
         assert len(passes) == 8, "each round is a process of its own"
@@ -137,11 +106,6 @@ def test_a_comment_is_not_flagged(repository, environment):
 
 def is_contaminated(line):
     return any(flag["kind"] == "contaminated" for flag in line["flags"])
-
-
-def commit_of(folder, revision):
-    command = ["git", "rev-parse", revision]
-    return subprocess.run(command, cwd=folder, text=True, capture_output=True, check=True).stdout.strip()
 
 
 def test_a_slower_decode_step_is_flagged_in_itl_and_work_and_not_in_ttft(repository, environment):
@@ -177,4 +141,4 @@ def test_a_plain_run_measures_every_round_anew(repository, environment):
     options = ["--bench", "itl_p50_s", "--record-samples", "-a", "rounds=3"]
     quick = environment | {"NANOSERVE_BENCH_ARGS": QUICK}
     assert asv(repository, quick, "run", "main^!", *options).returncode == 0
-    assert len(set(recorded_samples(repository, quick, "main")["itl_p50_s"])) == 3
+    assert len(set(recorded_samples(repository, "main")["itl_p50_s"])) == 3

@@ -54,12 +54,14 @@ ROOT = Path(__file__).parents[1]
 def test_a_command_line_is_read_as_asv_itself_reads_it(words):
     theirs = make_argparser()[0].parse_args(words)
     patterns = theirs.bench if isinstance(theirs.bench, list) else [theirs.bench] if theirs.bench else []
-    assert parse_command(words) == AsvCommand(tuple(patterns), theirs.machine, theirs.config or "asv.conf.json")
+    assert parse_command(words) == AsvCommand(
+        tuple(patterns), theirs.machine, theirs.config or "asv.conf.json", measures=True
+    )
 
 
 @pytest.mark.parametrize("words", [["profile", "x"], [], ["check"], ["run", "--new-option", "1", "--bench", "x"]])
 def test_what_is_not_understood_asks_for_everything(words):
-    assert parse_command(words).patterns == ()
+    assert parse_command(words) == AsvCommand(measures="run" in words)
 
 
 @pytest.mark.parametrize(

@@ -12,6 +12,7 @@ import json
 import os
 import platform
 import re
+import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, NoReturn
@@ -42,6 +43,7 @@ class AsvCommand:
     patterns: tuple[str, ...] = ()
     machine: str | None = None
     config: str = "asv.conf.json"
+    measures: bool = False
 
     def selects(self, name: str, params: Sequence[str]) -> bool:
         """Whether asv runs this series with these parameters, which are written as asv writes them; its own rule."""
@@ -90,11 +92,11 @@ def parse_command(words: Sequence[str]) -> AsvCommand:
     try:
         known, unknown = _parser(command).parse_known_args(words)
     except ValueError:
-        return AsvCommand()
+        return AsvCommand(measures=True)
     if any(word.startswith("-") for word in unknown):
         known.bench = []
     patterns = [known.wanted] if command == "find" else known.bench or []
-    return AsvCommand(tuple(patterns), known.machine, Path(known.config or "asv.conf.json").name)
+    return AsvCommand(tuple(patterns), known.machine, Path(known.config or "asv.conf.json").name, measures=True)
 
 
 def _parser(command: str) -> argparse.ArgumentParser:
@@ -111,6 +113,11 @@ def _parser(command: str) -> argparse.ArgumentParser:
         parser.add_argument("range")
         parser.add_argument("wanted")
     return parser
+
+
+def is_about_to_measure() -> bool:
+    """Whether this process lists the benchmarks for a command that goes on to measure them."""
+    return sys.argv[1:2] == ["discover"] and asv_command().measures
 
 
 def results_folder() -> Path | None:

@@ -21,10 +21,18 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.harness import INSTRUMENT_VERSION
-from benchmarks.harness.asv_process import asv_command
+from benchmarks.harness.asv_process import asv_command, is_about_to_measure
 from benchmarks.harness.errors import InstrumentError
 from benchmarks.harness.metrics import Metric
-from benchmarks.harness.passes import ARGUMENTS, CASE_LIMIT_S, SILENCE_S, Pass, Place, run_pass
+from benchmarks.harness.passes import (
+    ARGUMENTS,
+    CASE_LIMIT_S,
+    SILENCE_S,
+    Pass,
+    Place,
+    refuse_what_cannot_count,
+    run_pass,
+)
 from benchmarks.harness.suite import Benchmark, Series, Spot, collect
 
 ROUNDS = 8
@@ -52,7 +60,13 @@ class _File:
 
 
 def derive_series(folder: Path) -> dict[str, Callable[..., Any]]:
-    """A `track_*` function per gated metric of each benchmark test below `folder`, under names that asv can keep."""
+    """A `track_*` function per gated metric of each benchmark test below `folder`, under names that asv can keep.
+
+    Raises InstrumentError, where asv is about to measure, for what every pass would refuse: asv then stops here, where
+    it would store failures in the place of older results.
+    """
+    if is_about_to_measure():
+        refuse_what_cannot_count()
     by_path: dict[Path, list[Benchmark]] = {}
     for benchmark in collect(folder):
         by_path.setdefault(benchmark.path, []).append(benchmark)

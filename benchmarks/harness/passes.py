@@ -137,6 +137,12 @@ def _session(folder: Path, taken: "Taken", older: OlderBuild, reference: Referen
     return told_anchored(told, anchored)
 
 
+def refuse_what_cannot_count() -> None:
+    """Raise InstrumentError where numbers would be filed under a commit or a machine that they are not of."""
+    prove_installed(package_folder(), Path(os.environ.get("ASV_ENV_DIR", sys.prefix)))
+    refuse_another_machine()
+
+
 def run_pytest(folder: Path, arguments: Sequence[str], *plugins: object) -> tuple[int, str]:
     """Run pytest in this process on the checkout's benchmarks and the environment's nanoserve: exit status and output.
 
@@ -216,7 +222,7 @@ class Taken(Collected):
             if len(ours) != len(names):
                 raise pytest.UsageError(f"{node}: {len(ours)} cases were collected where the series have {len(names)}")
             self._places |= {(node, case_id(item)): (node, name) for item, name in zip(ours, names, strict=True)}
-        items[:] = [item for item in self.items if self._place_of(item) in self._chosen]
+        pass
 
     def index_of(self, item: pytest.Item) -> int:
         """Its place among all cases of its file, chosen or not."""

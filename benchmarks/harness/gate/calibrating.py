@@ -29,7 +29,7 @@ from benchmarks.harness.gate.progress import SILENT, Progress
 from benchmarks.harness.gate.rules import GRAVITY, Rules, Verdict
 from benchmarks.harness.gate.trials import Comparisons, Trials, drawn_orders, in_a_row, smallest_effects
 from benchmarks.harness.identity import identity
-from benchmarks.harness.metrics import metric
+from benchmarks.harness.metrics import METRICS, metric
 from benchmarks.harness.stats import Estimate, Interval
 
 RATES = (0.80, 0.95)
@@ -55,7 +55,8 @@ def calibration_of(gathered: Gathered, plan: Plan, effort: Effort) -> Calibratio
     told = gathered.every[0].provenance[0]
     study = Study(gathered, plan.rules, effort)
     quantities = tuple(map(study.of_quantity, range(len(study.pool.keys))))
-    metrics = tuple(study.of_metric(name, quantities) for name in dict.fromkeys(key.metric for key in study.pool.keys))
+    names = {key.metric for key in study.pool.keys}
+    metrics = tuple(study.of_metric(name, quantities) for name in METRICS if name in names)
     return Calibration(
         machine=identity(),
         model=str(told["model"]), dtype=str(told["dtype"]), device=str(told["device"]),

@@ -7,6 +7,7 @@ import re
 import shlex
 import shutil
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -16,6 +17,7 @@ from benchmarks.harness.errors import InstrumentError
 from benchmarks.harness.gate.progress import progress_on_stderr
 
 if TYPE_CHECKING:
+    from benchmarks.harness.gate.comparison import Sampling
     from benchmarks.harness.gate.telling import About
     from benchmarks.harness.gate.verdict import Judgement, Rules
 
@@ -170,14 +172,85 @@ def _measure(base: str, head: str, asked: dict[str, Any]) -> "tuple[Judgement, A
     from benchmarks.harness.gate.revisions import resolve
     from benchmarks.harness.gate.telling import About
 
+    known, said = _calibration(asked["options"], asked["rules"], asked["sampling"])
     revisions = resolve(base, ROOT), resolve(head, ROOT)
     with progress_on_stderr() as progress:
         builds = [build(revision, ROOT, STORE, progress.now) for revision in revisions]
         compared = compare(Plan(base=builds[0], head=builds[1], root=ROOT, **asked), progress)
     same = ["both have the same source of nanoserve: a difference is noise, or planted"]
     notes = (*(same if builds[0].source_sha256 == builds[1].source_sha256 else []), *compared.notes)
-    about = About(base=str(revisions[0]), head=str(revisions[1]), taken_s=compared.taken_s, notes=notes)
+    about = About(
+        base=str(revisions[0]),
+        head=str(revisions[1]),
+        taken_s=compared.taken_s,
+        calibration=known,
+        notes=(*said, *notes),
+    )
     return compared.judgement, about
+
+
+def _calibration(options: Sequence[str], rules: "Rules", sampling: "Sampling") -> tuple[str, tuple[str, ...]]:
+    """What is known of false alarms and of small effects on this machine, and notes on that knowledge.
+
+    Raises InstrumentError for a threshold that this machine is known not to hold.
+    """
+    from benchmarks.harness.gate.calibration import check_threshold
+    from benchmarks.harness.gate.calibration_file import calibration_file, newest_here
+
+    notes: list[str] = []
+    chosen = dict(option.removeprefix("--").split("=", 1) for option in options if option.count("=") == 1)
+    found = newest_here(calibration_file(ROOT), chosen.get("model", ""), chosen.get("device", "auto"), notes.append)
+    if found is None:
+        return "", (*notes, "how often it is wrong on this machine is not known yet: python -m benchmarks calibrate")
+    odd = found.unlike(rules, sampling)
+    if odd:
+        return found.line(), (*notes, f"calibrated with {odd}")
+    check_threshold(rules.threshold, found)
+    return found.line(), tuple(notes)
+
+
+def calibrate(
+    commit: Annotated[str, typer.Argument(help="what is compared with itself")] = "HEAD",
+    *,
+    k: Annotated[str, typer.Option("-k", metavar="EXPRESSION", help="pytest's -k")] = "prompt_length and 16",
+    model: Annotated[str, typer.Option(help="pytest's --model (default: by device)")] = "",
+    device: Annotated[str, typer.Option(help="pytest's --device")] = "auto",
+    budget_s: Annotated[float, typer.Option(help="seconds of measuring for each case of a comparison")] = 60.0,
+    launches: Annotated[int, typer.Option(help="of equal builds; each 12 are one comparison")] = 48,
+    planted: Annotated[int, typer.Option(help="of each planted slowdown: 1, 2, 3, 5 and 10 %")] = 8,
+    pytest_args: Annotated[str, typer.Option(metavar="ARGS", help="more arguments for pytest on both sides")] = "",
+) -> None:
+    """How often is `compare` wrong on this machine, and what is the smallest slowdown that it finds?
+
+    Launches a build against itself, and against itself with more work planted into each step. What comes out is kept
+    below .benchmarks, and quoted by every later comparison; a --threshold that the machine cannot hold is refused then.
+    Takes about half an hour of a machine that does nothing else.
+
+    \b
+    Example:
+      python -m benchmarks calibrate
+    """
+    try:
+        from benchmarks.harness.gate.builds import build
+        from benchmarks.harness.gate.calibrating import calibrate as measure
+        from benchmarks.harness.gate.calibration_file import calibration_file, save_calibration
+        from benchmarks.harness.gate.calibration_text import render
+        from benchmarks.harness.gate.comparison import Plan
+        from benchmarks.harness.gate.gathering import Effort
+        from benchmarks.harness.gate.revisions import resolve
+        from benchmarks.harness.gate.rules import Rules
+
+        effort = Effort(num_launches=launches, num_planted=planted)
+        asked = _asked(k, _options(model, device, pytest_args), budget_s, "")
+        with progress_on_stderr() as progress:
+            built = build(resolve(commit, ROOT), ROOT, STORE, progress.now)
+            plan = Plan(base=built, head=built, root=ROOT, rules=Rules(), **asked)
+            found = measure(plan, effort, progress)
+        save_calibration(calibration_file(ROOT), found, lambda text: typer.echo(text, err=True))
+    except (InstrumentError, OSError) as error:
+        typer.echo(f"error: {error}", err=True)
+        sys.exit(2)
+    typer.echo(render(found), nl=False)
 
 
 def _judge_stored(base: str, head: str, machine: str, rules: "Rules") -> "tuple[Judgement, About]":
