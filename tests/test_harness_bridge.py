@@ -388,6 +388,28 @@ print("TOLD" + json.dumps(selected and sorted(selected)))
 """
 
 
+@pytest.mark.parametrize(("command", "is_refused"), [("run", True), ("find", True), ("check", False)])
+def test_what_every_pass_would_refuse_is_refused_before_asv_stores_anything(folder, command, is_refused):
+    """asv stores a failed pass in the place of older results; a suite that cannot be listed stops it before."""
+    listing = [sys.executable, "-c", LISTING, "discover", "benchmarks", "result.json"]
+    (folder / "asv").write_text(f"import subprocess, sys\nsys.exit(subprocess.run({listing!r}).returncode)\n")
+    environment = os.environ | {"ASV_ENV_DIR": "/somewhere/else"}
+    done = subprocess.run(
+        [sys.executable, "asv", command], cwd=folder, env=environment, text=True, capture_output=True, check=False
+    )
+    assert ("which is not the package installed in /somewhere/else" in done.stderr) is is_refused
+    assert (done.returncode != 0) is is_refused
+
+
+LISTING = """
+import os, sys
+sys.path.insert(0, os.getcwd())
+from pathlib import Path
+from benchmarks.harness.bridge import derive_series
+derive_series(Path("benchmarks").resolve())
+"""
+
+
 # An older commit.
 
 

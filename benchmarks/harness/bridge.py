@@ -66,7 +66,7 @@ def derive_series(folder: Path) -> dict[str, Callable[..., Any]]:
     it would store failures in the place of older results.
     """
     if is_about_to_measure():
-        refuse_what_cannot_count()
+        refuse_what_cannot_count(folder.parent)
     by_path: dict[Path, list[Benchmark]] = {}
     for benchmark in collect(folder):
         by_path.setdefault(benchmark.path, []).append(benchmark)

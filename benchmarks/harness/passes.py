@@ -87,8 +87,9 @@ def run_pass(
         if not why:
             measured = ended.value[0]
             break
-        if culprit is None:
-            raise InstrumentError(f"the pass broke off before its first case: {why}")
+        if culprit not in rest:
+            when = "before its first case" if culprit is None else f"at {culprit}, which was not to be measured"
+            raise InstrumentError(f"the pass broke off {when}: {why}")
         lost[culprit] = f"this case ended the process that measured it: {why}"
         rest = rest - {culprit}
     return {**measured, "failed": measured["failed"] | lost, "left_out": left_out}
@@ -105,9 +106,7 @@ Blame = tuple[Place | None, str]
 
 def _measure(cases: Cases, folder: Path, chosen: Collection[Place], say: Callable[[Place], None]) -> tuple[Pass, Blame]:
     """The pass itself, in this process."""
-    prove_installed(package_folder(), Path(os.environ.get("ASV_ENV_DIR", sys.prefix)))
-    reference = None if _RAW in _extra_arguments() else load_reference(folder.parent)
-    refuse_another_machine(None if reference is None else str(reference))
+    reference = refuse_what_cannot_count(folder.parent)
     taken, older = Taken(cases, chosen, say), OlderBuild(folder.parent)
     told = _session(folder, taken, older, reference)
     measured = {"id": uuid.uuid4().hex, "absent": older.absent, **told}
@@ -137,10 +136,15 @@ def _session(folder: Path, taken: "Taken", older: OlderBuild, reference: Referen
     return told_anchored(told, anchored)
 
 
-def refuse_what_cannot_count() -> None:
-    """Raise InstrumentError where numbers would be filed under a commit or a machine that they are not of."""
+def refuse_what_cannot_count(checkout: Path) -> Reference | None:
+    """Raise InstrumentError where numbers would be filed under a commit or a machine that they are not of.
+
+    Returns the reference that times are anchored to, if there is one.
+    """
     prove_installed(package_folder(), Path(os.environ.get("ASV_ENV_DIR", sys.prefix)))
-    refuse_another_machine()
+    reference = None if _RAW in _extra_arguments() else load_reference(checkout)
+    refuse_another_machine(None if reference is None else str(reference))
+    return reference
 
 
 def run_pytest(folder: Path, arguments: Sequence[str], *plugins: object) -> tuple[int, str]:
@@ -222,7 +226,7 @@ class Taken(Collected):
             if len(ours) != len(names):
                 raise pytest.UsageError(f"{node}: {len(ours)} cases were collected where the series have {len(names)}")
             self._places |= {(node, case_id(item)): (node, name) for item, name in zip(ours, names, strict=True)}
-        pass
+        items[:] = [item for item in self.items if self._place_of(item) in self._chosen]
 
     def index_of(self, item: pytest.Item) -> int:
         """Its place among all cases of its file, chosen or not."""

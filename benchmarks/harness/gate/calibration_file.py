@@ -12,7 +12,7 @@ import math
 import os
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any
 
 from benchmarks.harness import INSTRUMENT_VERSION
 from benchmarks.harness.errors import InstrumentError
@@ -94,14 +94,16 @@ def _entries(path: Path) -> dict[str, Any]:
         text = path.read_bytes().decode()
     except FileNotFoundError:
         return {}
-    stored = json.loads(text, parse_constant=_refuse)
+    stored = json.loads(text, parse_constant=_finite, parse_float=_finite)
     if stored["schema"] != SCHEMA:
         raise ValueError(f"schema {stored['schema']!r}, this reads {SCHEMA}")
     return dict(stored["calibrations"])
 
 
-def _refuse(text: str) -> NoReturn:
-    raise ValueError(f"it holds {text}")
+def _finite(text: str) -> float:
+    if not math.isfinite(float(text)):
+        raise ValueError(f"it holds {text}, which is no number")
+    return float(text)
 
 
 def _entries_or_nothing(path: Path, say: Say) -> dict[str, Any]:
@@ -219,9 +221,9 @@ def _verdict(value: str) -> Verdict:
 
 
 def _number(value: Any) -> float:
-    if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
+    if isinstance(value, bool) or not isinstance(value, int | float):
         raise ValueError(f"{str(value)[:40]!r} is no number")
-    return value
+    return float(value)
 
 
 def _number_or_none(value: Any) -> float | None:
