@@ -555,6 +555,8 @@ def test_a_damaged_calibration_is_told_and_takes_no_other_along(made, stored, ed
 
 FILES = {
     "empty": b"",
+    "a number beyond all": b'{"schema": 1, "calibrations": {"another": {"effect95": 1e999}}}',
+    "no number": b'{"schema": 1, "calibrations": {"another": {"effect95": NaN}}}',
     "cut off": None,
     "no JSON": b"hello",
     "no text": b"\xff\xfe\x00",

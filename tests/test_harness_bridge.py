@@ -657,6 +657,19 @@ def test_a_pass_measures_nothing_but_the_installed_package(monkeypatch):
         passes.run_pass({NODE: ["8"]}, ROOT / "benchmarks")
 
 
+@pytest.mark.parametrize(("text", "is_blamed"), [("RuntimeError: CUDA error: an illegal access", True), ("oh", False)])
+def test_a_case_after_which_every_call_on_the_device_fails_is_the_last_of_its_process(text, is_blamed):
+    plugin = taking([sample_results.streamed_case(8)], ["8"])
+    session = SimpleNamespace(shouldstop=False)
+    item = SimpleNamespace(nodeid=f"{NODE}[8]", callspec=SimpleNamespace(id="8"), session=session)
+    hook = plugin.pytest_runtest_makereport(item)
+    next(hook)
+    with pytest.raises(StopIteration):
+        hook.send(SimpleNamespace(failed=True, skipped=False, longreprtext=text))
+    assert plugin.blame == (((NODE, "8"), text) if is_blamed else (None, ""))
+    assert bool(session.shouldstop) is is_blamed
+
+
 def planned(monkeypatch, fates):
     """Passes whose cases meet these fates: "good", how the process ends, or what spoils it."""
 

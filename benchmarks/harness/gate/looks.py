@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from benchmarks.harness.gate.evidence import Evidence, Key
 from benchmarks.harness.gate.paired import MIN_LAUNCHES, centre, over_looks, p_of_centre
 from benchmarks.harness.gate.rules import GRAVITY, Rules, Verdict
-from benchmarks.harness.gate.timed import _CONTROL_MOVED
+from benchmarks.harness.gate.timed import CONTROL_MOVED
 from benchmarks.harness.metrics import Metric, metric
 
 Floats = NDArray[np.float64]
@@ -24,6 +24,9 @@ Bools = NDArray[np.bool_]
 
 CODES: Mapping[Verdict, int] = {verdict: code for code, verdict in enumerate(GRAVITY)}
 """The gravest verdict has the lowest code."""
+
+LOOSE = len(GRAVITY)
+"""The same, but not within half the margin: the case goes on."""
 
 ALL = slice(None)
 
@@ -143,8 +146,11 @@ class Quantities:
     def _verdicts(self, value: Floats, keys: slice) -> tuple[Ints, Ints]:
         """Where p is low enough, and where it is not (size, comparison, key)."""
         half = self._half[..., keys]
-        is_same = self._of_each(keys, _is_same, value - half) & self._of_each(keys, _is_same, value + half)
-        unsure = np.where(is_same, CODES["same"], CODES["cannot tell"])
+        is_same, is_settled = (
+            self._of_each(keys, test, value - half) & self._of_each(keys, test, value + half)
+            for test in (_is_same, _is_settled)
+        )
+        unsure = np.where(is_same, np.where(is_settled, CODES["same"], LOOSE), CODES["cannot tell"])
         moved = np.where(value > 0, CODES["worse"], CODES["better"])
         return np.where(self._of_each(keys, _is_change, value), moved, unsure), unsure
 
@@ -196,7 +202,7 @@ def _is_disturbed(num_quiet: Ints) -> Bools:
 
 def _is_loaded(control: _Centres, rules: Rules) -> Bools:
     """Whether something else loaded one side only (launches asked for, comparison, key)."""
-    has_moved = (control.p() <= rules.alpha) & (np.abs(control.value) >= math.log1p(_CONTROL_MOVED))
+    has_moved = (control.p() <= rules.alpha) & (np.abs(control.value) >= math.log1p(CONTROL_MOVED))
     found: Bools = control.as_asked(has_moved, False)
     return found
 
@@ -213,3 +219,7 @@ def _is_change(of: Metric, rules: Rules, base: Floats, log: Floats) -> Bools:
 
 def _is_same(of: Metric, rules: Rules, base: Floats, log: Floats) -> Bools:
     return (np.abs(log) <= math.log1p(rules.margin)) | ~_is_change(of, rules, base, log)
+
+
+def _is_settled(of: Metric, rules: Rules, base: Floats, log: Floats) -> Bools:
+    return (np.abs(log) <= math.log1p(rules.early_margin)) | ~_is_change(of, rules, base, log)

@@ -79,6 +79,17 @@ def row_of_counts(key: Key, counts: Counts) -> Row:
     )  # fmt: skip
 
 
+def is_settled(row: Row, rules: Rules) -> bool:
+    """Whether more launches would not change what is said of an undisturbed quantity."""
+    if row.verdict != "same" or row.ratio is None or not row.key.metric or metric(row.key.metric).is_exact:
+        return row.verdict not in ("cannot tell", "contaminated")
+    ends = (row.ratio.interval.low, row.ratio.interval.high)
+    early = dataclasses.replace(rules, margin=rules.early_margin)
+    return row.base is not None and all(
+        end is not None and _is_same(metric(row.key.metric), early, row.base, math.log(end)) for end in ends
+    )
+
+
 def said_of_time(of: Metric, rules: Rules, base: float | None, found: LogRatio, p: float | None) -> Said:
     """The verdict on an undisturbed time or rate, and why. `p` is adjusted; None where it is too early for one."""
     low, high = found.interval.low, found.interval.high

@@ -15,7 +15,7 @@ from benchmarks.harness.gate.rules import Rules
 from benchmarks.harness.metrics import metric
 from benchmarks.harness.stats import Estimate, Interval, median
 
-_CONTROL_MOVED = 0.10
+CONTROL_MOVED = 0.10
 """The control kernel is the same work on both sides. So much of a difference is no accident of its placement."""
 
 
@@ -77,7 +77,7 @@ def _load_on_one_side(evidence: Evidence, case: Case, rules: Rules) -> str:
     found = ratio_over_launches(logs)
     if found.value is None or found.p is None or found.p > rules.alpha:
         return ""
-    if abs(found.value) < math.log1p(_CONTROL_MOVED):
+    if abs(found.value) < math.log1p(CONTROL_MOVED):
         return ""
     side, slower = ("head" if found.value > 0 else "base"), math.expm1(abs(found.value))
     return f"the control kernel ran {100 * slower:.0f} % slower beside {side}: something else loaded that side only"

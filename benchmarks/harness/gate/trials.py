@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator, Sequence
 
 import numpy as np
 
-from benchmarks.harness.gate.looks import CODES, Bools, Floats, Ints, Looks, Pool, Quantities
+from benchmarks.harness.gate.looks import CODES, LOOSE, Bools, Floats, Ints, Looks, Pool, Quantities
 from benchmarks.harness.gate.paired import MIN_LAUNCHES
 from benchmarks.harness.gate.rules import Rules, Verdict
 
@@ -76,6 +76,7 @@ class Comparisons:
             rows = rows[goes_on]
             num_asked[rows] += is_open[goes_on]
             codes[rows] = self._look(looks, rows, num_asked[rows])
+        codes = np.where(codes == LOOSE, CODES["same"], codes)
         return Trials(codes=codes, num_asked=num_asked[:, self._case])
 
     def _look(self, looks: Looks, rows: Ints, num_asked: Ints) -> Ints:
@@ -85,7 +86,7 @@ class Comparisons:
 
 
 def _is_open(codes: Ints) -> Bools:
-    found: Bools = (codes == CODES["cannot tell"]) | (codes == CODES["contaminated"])
+    found: Bools = np.isin(codes, [CODES["cannot tell"], CODES["contaminated"], LOOSE])
     return found
 
 

@@ -8,13 +8,11 @@ import dataclasses
 
 from benchmarks.harness.errors import InstrumentError
 from benchmarks.harness.gate.evidence import Case, Evidence, name_of_case
-from benchmarks.harness.gate.rows import Row, row_of_counts, row_without_numbers
+from benchmarks.harness.gate.rows import Row, is_settled, row_of_counts, row_without_numbers
 from benchmarks.harness.gate.rules import EXIT_CODES, GRAVITY, Rules, Verdict
 from benchmarks.harness.gate.timed import timed_rows
 
 __all__ = ["EXIT_CODES", "Judgement", "Row", "Rules", "Verdict", "judge"]
-
-_OPEN: tuple[Verdict, ...] = ("cannot tell", "contaminated")
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -52,7 +50,7 @@ class Judgement:
         is_counted_once = any(
             counts.num_launches < 2 for key, counts in self.evidence.counts.items() if key.of_case == (benchmark, case)
         )
-        return not is_counted_once and not any(row.is_gated and row.verdict in _OPEN for row in rows)
+        return not is_counted_once and not any(row.is_gated and not is_settled(row, self.rules) for row in rows)
 
     @property
     def open_cases(self) -> tuple[Case, ...]:
