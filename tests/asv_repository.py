@@ -70,8 +70,8 @@ def results_of(folder, revision, machine=HOST):
 def lines_beside(folder, revision, machine=HOST):
     """What the passes of a commit left beside asv's results, a line per pass and case."""
     kept = folder / ".asv" / "results" / "provenance"
-    (path,) = kept.glob(f"{machine}/{commit_of(folder, revision)[:12]}-*.jsonl")
-    return [json.loads(line) for line in path.read_text().splitlines()]
+    paths = kept.glob(f"{machine}/{commit_of(folder, revision)[:12]}-*.jsonl")
+    return [json.loads(line) for path in paths for line in path.read_text().splitlines()]
 
 
 INSTALL = """

@@ -17,6 +17,7 @@ from typer.testing import CliRunner
 from benchmarks.__main__ import app
 from benchmarks.harness import doctor
 from benchmarks.harness.doctor import Finding
+from benchmarks.harness.gate.reference import Reference, save_reference
 from benchmarks.harness.overhead import Stopwatch
 from nanoserve import catalog
 
@@ -436,8 +437,32 @@ def test_every_check_is_run_once_and_none_needs_proc_or_sys(monkeypatch, gpu):
         "clock",
         "cpu governor",
         "gpu",
+        "asv results",
+        "gate",
     ]
     assert len(doctor.CHECKS) == sum(name.startswith("check_") for name in dir(doctor))
+
+
+def test_a_results_file_of_asvs_that_was_cut_off_is_named_with_what_mends_it(machine):
+    assert doctor.check_asv_results().state == "ok"
+    path = doctor.ROOT / ".asv" / "results" / "host" / "0123abcd-env.json"
+    path.parent.mkdir(parents=True)
+    path.write_text('{"commit_hash": "01')
+    found = doctor.check_asv_results()
+    assert (found.state, found.mend) == ("missing", f"rm {path}")
+    assert str(path) in found.what
+
+
+def test_the_gate_wants_a_reference_and_a_calibration(machine):
+    kept = doctor.ROOT / ".benchmarks"
+    kept.mkdir(parents=True)
+    assert doctor.check_gate().mend == "python -m benchmarks reference set COMMIT"
+    save_reference(doctor.ROOT, Reference(commit="a" * 40, source_sha256="b", generation=2, set_at="2026-01-01"))
+    assert doctor.check_gate().mend == "python -m benchmarks calibrate"
+    (kept / "calibration.json").write_text("{}")
+    assert doctor.check_gate() == Finding("gate", "ok", "reference aaaaaaaaaaaa, generation 2; calibrated")
+    (kept / "reference.json").write_text("{")
+    assert doctor.check_gate().state == "missing"
 
 
 @pytest.mark.parametrize(("states", "status"), [((OK, OK), 0), ((OK, WARN), 0), ((WARN, MISSING), 1)])

@@ -295,7 +295,7 @@ def test_a_plant_that_is_measured_as_something_else_is_told(plants, told):
     assert len(found.notes) == 2
     assert re.search(f"10 % planted were measured as {told} % .* in ITL p50", found.notes[1])
     assert found.notes[1].endswith("in ITL p50: the plant or the instrument is off")
-    assert found.metrics[0].levels[0].found.num == (0 if plants < 1 else 10)  # 1.5 % are within the margin
+    assert found.metrics[0].levels[0].found.num == 10
 
 
 def test_a_twentieth_of_a_plant_may_be_missing():

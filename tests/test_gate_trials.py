@@ -263,8 +263,7 @@ def test_within_the_margin_a_quiet_machine_calls_a_slowdown_the_same():
     pool = noise(200, 1, 0.004, seed=3)
     _, wide = effects_of(pool, dataclasses.replace(RULES, margin=0.03))
     _, narrow = effects_of(pool, dataclasses.replace(RULES, margin=0.01))
-    assert 0.02 < wide < 0.03
-    assert 0.01 < narrow < 0.015
+    assert 0.01 < narrow <= wide < 0.02, "launches are spared within half the margin only"
 
 
 def test_more_noise_and_fewer_launches_hide_more():

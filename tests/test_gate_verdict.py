@@ -468,7 +468,16 @@ def together(some, more):
     ],
 )
 def test_a_case_is_clear_when_nothing_that_gates_can_change(found, is_clear):
-    assert judge(collect(found), RULES).is_clear(*CASE) == is_clear
+    assert judge(collect(found), Rules(margin=0.05)).is_clear(*CASE) == is_clear
+
+
+def test_a_case_that_is_the_same_goes_on_while_a_small_change_might_show():
+    found = collect(launches(8, {ITL: 1.0}, launch_sd=0.004))
+    ends = judge(found, RULES).rows[0].ratio.interval
+    widest = max(abs(ends.low - 1), abs(ends.high - 1))
+    loose, tight = (judge(found, Rules(margin=factor * widest)) for factor in (1.2, 2.4))
+    assert (loose.verdict, loose.is_clear(*CASE)) == ("same", False)
+    assert (tight.verdict, tight.is_clear(*CASE)) == ("same", True)
 
 
 # From beginning to end.

@@ -205,7 +205,10 @@ INSTRUMENT = {
     "harness.unreadable": "harness.errors",
     "harness.passes": "harness.* pytest",
     "harness.bridge": "harness harness.* pytest | asv_runner",
-    "harness.doctor": "| harness.clock harness.overhead nanoserve nanoserve.catalog torch packaging",
+    "harness.doctor": (
+        "| harness.clock harness.errors harness.gate.reference harness.overhead harness.unreadable nanoserve "
+        "nanoserve.catalog torch packaging"
+    ),
     "asv_suite": "harness.bridge",
     "bench_*": "pytest",
     "studies": "",

@@ -240,7 +240,35 @@ def _check_free_gpu(name: str, free_bytes: int, total_bytes: int) -> Finding:
     return Finding("gpu", "ok", f"{name}; measure on the CPU with --device cpu")
 
 
+def check_asv_results() -> Finding:
+    """A file that a kill cut off, or of another format of asv's, blocks its commit or the whole page."""
+    from benchmarks.harness.unreadable import unreadable_results
+
+    found = unreadable_results(ROOT / ".asv" / "results")
+    if not found:
+        return Finding("asv results", "ok", "every file below .asv/results can be read")
+    first, more = found[0], f", and {len(found) - 1} more" if found[1:] else ""
+    return Finding("asv results", "missing", f"{first.path}: {first.why}{more}", first.mend)
+
+
+def check_gate() -> Finding:
+    """Without a reference asv's times follow the host; without a calibration nobody knows what the gate finds."""
+    from benchmarks.harness.errors import InstrumentError
+    from benchmarks.harness.gate.reference import SET_COMMAND, load_reference
+
+    try:
+        reference = load_reference(ROOT)
+    except InstrumentError as error:
+        return Finding("gate", "missing", str(error), SET_COMMAND)
+    if reference is None:
+        return Finding("gate", "warn", "no reference is set: asv stores raw times, which follow the host", SET_COMMAND)
+    if not (ROOT / ".benchmarks" / "calibration.json").exists():
+        what = "how often the gate is wrong on this machine is not known"
+        return Finding("gate", "warn", what, "python -m benchmarks calibrate")
+    return Finding("gate", "ok", f"reference {reference}; calibrated")
+
+
 CHECKS: tuple[Callable[[], Finding], ...] = (
     check_packages, check_model, check_asv_machine, check_git, check_xdist, check_disk, check_load, check_clock,
-    check_governor, check_gpu,
+    check_governor, check_gpu, check_asv_results, check_gate,
 )  # fmt: skip

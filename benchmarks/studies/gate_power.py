@@ -11,6 +11,7 @@ the rules of the other tools, and asks asv's own code for its verdict. Refuses t
 
 import dataclasses
 import json
+import math
 import random
 import statistics
 import time
@@ -23,6 +24,7 @@ import typer
 ROOT = Path(__file__).parents[2]
 PLANTED = (0.0, 2.0, 3.0)
 METRICS = ("ttft_s", "itl_p50_s")
+NUM_LAUNCHES, NUM_DRAWS = 12, 500
 FALSE_ALARMS = 0.01
 """What every gate is allowed: the limits of the others are set so that they raise no more of them."""
 
@@ -51,9 +53,7 @@ def collect(
     for number, (kind, percent) in enumerate(_schedule()):
         if time.monotonic() > end_s:
             break
-        record = _record(
-            kind, percent, number, package=package, arguments=arguments, launch_s=launch_s
-        )
+        record = _record(kind, percent, number, package=package, arguments=arguments, launch_s=launch_s)
         with output.open("a", encoding="utf-8") as file:
             file.write(json.dumps(record, allow_nan=False) + "\n")
         typer.echo(f"{number}: {kind} {percent:g} %, {record['wall_s']:.1f} s")
@@ -132,7 +132,12 @@ def table(
 
 def _rows(lines: Sequence[Any], name: str, budget_s: float) -> Iterator[tuple[str, ...]]:
     launches = {percent: _launches(lines, name, percent) for percent in PLANTED}
-    yield "lock step", "p < 1 %", *(str(_found_in_lock_step(launches[percent])) for percent in PLANTED)
+    yield (
+        "lock step, real comparisons",
+        "p < 1 %",
+        *(str(_found_in_lock_step(launches[percent])) for percent in PLANTED),
+    )
+    yield "lock step, drawn from the same launches", "p < 1 %", *map(str, _drawn(launches))
     alone = {percent: _processes(lines, name, percent) for percent in PLANTED}
     seconds = statistics.median(line["spent_s"] for line in lines if line["kind"] == "alone")
     num = max(2, round(budget_s / seconds / 2))
@@ -155,26 +160,42 @@ def _launches(lines: Sequence[Any], name: str, percent: float) -> list[list[floa
     return [list(each.logs(metric(name))) for each in pairs]
 
 
-def _found_in_lock_step(launches: Sequence[Sequence[float]], num: int = 12) -> Rate:
-    """Comparisons of disjoint runs of launches, with a look after each launch from the fourth on."""
+def _found_in_lock_step(launches: Sequence[Sequence[float]]) -> Rate:
+    """Comparisons of disjoint runs of launches."""
+    blocks = [launches[i : i + NUM_LAUNCHES] for i in range(0, len(launches) - NUM_LAUNCHES + 1, NUM_LAUNCHES)]
+    return Rate(sum(map(_finds, blocks)), len(blocks))
+
+
+def _finds(block: Sequence[Sequence[float]]) -> bool:
+    """Whether head is called worse, with a look after each launch from the fourth on."""
     from benchmarks.harness.gate.paired import MIN_LAUNCHES, over_looks, ratio_over_launches
 
-    def finds(block: Sequence[Sequence[float]]) -> bool:
-        for taken in range(MIN_LAUNCHES, num + 1):
-            found = ratio_over_launches(block[:taken])
-            p = over_looks(found.p, taken, first=MIN_LAUNCHES, last=num)
-            if p <= FALSE_ALARMS and (found.value or 0) > 0:
-                return True
-        return False
+    for taken in range(MIN_LAUNCHES, len(block) + 1):
+        found = ratio_over_launches(block[:taken])
+        p = over_looks(found.p, taken, first=MIN_LAUNCHES, last=len(block))
+        if p <= FALSE_ALARMS and (found.value or 0) > 0:
+            return True
+    return False
 
-    blocks = [launches[start : start + num] for start in range(0, len(launches) - num + 1, num)]
-    return Rate(sum(map(finds, blocks)), len(blocks))
+
+def _drawn(launches: dict[float, list[list[float]]]) -> list[Rate | str]:
+    """Comparisons of launches drawn from those of equal builds, shifted by what the planted ones were measured as.
+
+    They share their launches: many, but no surer than those.
+    """
+    same = [statistics.median(each) for each in launches[0.0]]
+    if len(same) < NUM_LAUNCHES:
+        return ["n/a"] * len(PLANTED)
+    draw = random.Random(0)
+    draws = [draw.sample(same, NUM_LAUNCHES) for _ in range(NUM_DRAWS)]
+    shifts = [statistics.median(map(statistics.median, launches[percent] or [[math.nan]])) for percent in PLANTED[1:]]
+    return [
+        Rate(sum(_finds([[each + shift] for each in drawn]) for drawn in draws), NUM_DRAWS) for shift in (0.0, *shifts)
+    ]
 
 
 def _processes(lines: Sequence[Any], name: str, percent: float) -> list[list[float]]:
-    return [
-        line["sides"][0][name] for line in lines if line["kind"] == "alone" and line["percent"] == percent
-    ]
+    return [line["sides"][0][name] for line in lines if line["kind"] == "alone" and line["percent"] == percent]
 
 
 Ratio = Callable[[Sequence[Sequence[float]], Sequence[Sequence[float]]], float]

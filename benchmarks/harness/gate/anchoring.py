@@ -23,7 +23,7 @@ from benchmarks.harness.gate.sorting import collect
 from benchmarks.harness.metrics import metric
 from benchmarks.harness.results import BenchmarkResult
 
-SHARE = Share(min_samples=3, max_s=5.0)
+SHARE = Share(min_samples=2, max_s=3.0)
 """Of one case in one pass, both builds together."""
 
 MAX_SAMPLES = 30
@@ -101,9 +101,7 @@ def _is_anchored(name: str) -> bool:
     return metric(name).gate and not metric(name).is_exact
 
 
-def with_anchors(
-    results: Sequence[BenchmarkResult], anchored: Anchored, reference: Reference
-) -> list[BenchmarkResult]:
+def with_anchors(results: Sequence[BenchmarkResult], anchored: Anchored, reference: Reference) -> list[BenchmarkResult]:
     """The results; the details of each say what is stored of it, what the reference cost, and which one that is."""
     return [
         dataclasses.replace(each, details={**each.details, "anchored": _told(each, anchored, reference)})

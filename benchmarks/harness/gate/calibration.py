@@ -176,13 +176,13 @@ def check_threshold(threshold: float, calibration: Calibration) -> None:
         return
     rules, sampling = calibration.rules, calibration.sampling
     least = max(map(_effect95, beyond))
-    margin = f", and a smaller margin than {100 * rules.margin:g} %, within which everything is the same"
+    margin = f", and a smaller margin than {100 * rules.margin:g} %, within half of which launches are spared"
     larger = f"; or take a threshold of at least {math.ceil(1000 * least - 1e-6) / 10:g} %" if least < math.inf else ""
     raise InstrumentError(
         f"a threshold of {100 * threshold:g} % is tighter than this machine can hold. A slowdown is found 95 times in "
         f"100 only {', '.join(_held(calibration, each) for each in beyond)}. Take more launches than "
         f"{rules.max_launches}, a larger budget than {sampling.budget_s:g} s a case, or a quieter "
-        f"machine{margin if threshold < rules.margin else ''}, and calibrate again{larger}"
+        f"machine{margin if threshold < rules.early_margin else ''}, and calibrate again{larger}"
     )
 
 

@@ -237,4 +237,3 @@ def side_of(told: dict[str, Any]) -> Side:
     if not results and not failed and not skipped:
         failed = {("", ""): told.get("broken") or f"nothing was measured:\n{told['output']}"}
     return Side(results=results, failed=failed, skipped=skipped)
-

@@ -14,6 +14,7 @@ import pytest
 from benchmarks.harness.fixtures import LED, RESULTS, Led, benchmark_id, case_id, is_benchmark
 from benchmarks.harness.gate.builds import prove_built
 from benchmarks.harness.gate.turns import Connection, Turns
+from benchmarks.harness.guards import OlderBuild
 from benchmarks.harness.machine import family_of
 from benchmarks.harness.passes import run_pytest
 from benchmarks.harness.results import BenchmarkResult
@@ -24,7 +25,7 @@ def serve(root: Path, build: Path, sha256: str, connection: Connection, argument
     """Run the benchmarks that `arguments` choose, and send what came of them. Raises EOFError without a leader."""
     prove_built(package_folder(), build, sha256)
     serving = Serving(Turns(connection))
-    status, output = run_pytest(root / "benchmarks", ["--benchmark-only", *arguments], serving)
+    status, output = run_pytest(root / "benchmarks", ["--benchmark-only", *arguments], serving, OlderBuild(root))
     serving.turns.end({"status": status, "output": output[-4000:], **serving.told()})
 
 
