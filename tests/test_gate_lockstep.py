@@ -21,7 +21,8 @@ def say(kind, **fields):
     link.send_bytes(json.dumps({"kind": kind, **fields}).encode())
 
 def turn(item, number):
-    say("turn", item=item, turn=number, name=f"case {item}", arm="a", sample=number - 1 if number else None)
+    say("turn", item=item, turn=number, name=f"case {item}", arm="a",
+        sample=number - 1 if number else None, may_stop=number > 0)
     told = json.loads(link.recv_bytes())["kind"]
     if told == "enough":
         return True

@@ -94,6 +94,7 @@ INSTRUMENT = {
         "harness.errors harness.garbage harness.invariants harness.metrics harness.results harness.series "
         "harness.timing harness.verify harness.workload"
     ),
+    "harness.stepwise": "harness.measure harness.timing",
     "harness.work": (
         "harness.counters harness.errors harness.measure harness.metrics harness.results harness.timing "
         "harness.token_counts harness.verify harness.workload"

@@ -21,6 +21,8 @@ from benchmarks.harness.replay import replay, replayed_seconds
 from benchmarks.harness.results import BenchmarkResult
 from benchmarks.harness.slowed import Slowed
 from benchmarks.harness.sources.nanoserve import NanoserveSubject, UnusableSubjectError, choose_device, package_folder
+from benchmarks.harness.stepwise import Stepwise, StoppableClock
+from benchmarks.harness.timing import Clock
 from benchmarks.harness.watch import Equipment, Seen, Watch
 from benchmarks.harness.work import CountWork
 from benchmarks.harness.workload import Workload
@@ -37,9 +39,15 @@ WATCH = pytest.StashKey[Watch]()
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Led:
-    """This session takes turns with another: what to wait for before each run, which processes are no strangers."""
+    """This session takes turns with another.
+
+    `take` surrounds what opens a run, `begin` and `end` each of its steps; `relatives` are processes that are no
+    strangers.
+    """
 
     take: Turn
+    begin: Callable[[], None]
+    end: Callable[[], None]
     relatives: Callable[[], Collection[int]]
 
 
@@ -110,21 +118,29 @@ def measure(
     if not benchmark.enabled:
         return Measure(plan, model, DeviceClock(device), say)
     watch.begin()
-    clock = DeviceClock(device)
-    percent = request.config.getoption("--planted-slowdown")
-    subject: Subject = model if percent is None else Slowed(model, percent / 100, clock)
+    subject, clock = _subject(request.config, model, DeviceClock(device))
     return Measure(plan, subject, clock, say, _turns(request.config, watch, plan, model))
 
 
+def _subject(config: pytest.Config, model: NanoserveSubject, clock: Clock) -> tuple[Subject, Clock]:
+    """The model, slowed down if that is asked for, step by step if another session is to take turns with this one."""
+    percent, led = config.getoption("--planted-slowdown"), config.stash.get(LED, None)
+    subject: Subject = model if percent is None else Slowed(model, percent / 100, clock)
+    if led is None:
+        return subject, clock
+    stoppable = StoppableClock(clock)
+    return Stepwise(subject, stoppable, led.begin, led.end), stoppable
+
+
 def _turns(config: pytest.Config, watch: Watch, plan: Plan, model: NanoserveSubject) -> Turn:
-    """What surrounds each run: where two sessions take turns, the wait for this one's; then the control and a wake."""
+    """What comes before each run: the control and a wake; where two sessions take turns, when it is this one's."""
     led = config.stash.get(LED, None)
 
     @contextlib.contextmanager
     def turn(arm: str, number: int | None) -> Iterator[None]:
         with led.take(arm, number) if led else contextlib.nullcontext():
             _open_turn(watch, plan, model, arm)
-            yield
+        yield
 
     return turn
 

@@ -32,9 +32,11 @@ class Beside:
         self._coin = random.Random(seed)
         self._said: dict[str, Any] | None = None
         self._item, self._spent_s = -1, 0.0
+        self._start_s, self._is_first, self._is_sample = 0.0, False, False
 
     def pytest_configure(self, config: pytest.Config) -> None:
-        config.stash[LED] = Led(self.take, tuple)  # the worker is our child, and no stranger
+        relatives: Callable[[], tuple[int, ...]] = tuple  # the worker is our child, and no stranger
+        config.stash[LED] = Led(self.take, self.begin_step, self.end_step, relatives)
 
     @pytest.hookimpl(tryfirst=True)
     def pytest_runtest_setup(self, item: pytest.Item) -> None:
@@ -45,14 +47,25 @@ class Beside:
         """A run of the session, with the reference's before it or after it. Raises Enough when the share is used up."""
         if sample is not None and sample >= self._share.min_samples and self._spent_s >= self._share.max_s:
             raise Enough
-        start_s, is_first = time.monotonic(), self._coin.random() < 0.5
-        if is_first:
+        self._is_sample = sample is not None
+        self.begin_step()
+        try:
+            yield
+        finally:
+            self.end_step()
+
+    def begin_step(self) -> None:
+        """A step of the session, or what opens its run, begins: the reference's comes before it, or after it."""
+        self._start_s, self._is_first = time.monotonic(), self._coin.random() < 0.5
+        if self._is_first:
             self._run_reference()
-        yield
-        if not is_first:
+
+    def end_step(self) -> None:
+        """It has ended."""
+        if not self._is_first:
             self._run_reference()
-        if sample is not None:
-            self._spent_s += time.monotonic() - start_s
+        if self._is_sample:
+            self._spent_s += time.monotonic() - self._start_s
 
     def _run_reference(self) -> None:
         """One turn of the reference, if it is where this session is; if it has fallen out of the case, none."""

@@ -198,7 +198,7 @@ class _Leader:
                 self._said[i] = self._attempt(worker.receive)
 
     def _is_enough(self, said: dict[str, Any]) -> bool:
-        is_later = said["sample"] is not None and said["sample"] >= self._share.min_samples
+        is_later = said["may_stop"] and said["sample"] >= self._share.min_samples
         return is_later and self.spent_s[said["name"]] >= self._share.max_s
 
     def _stop(self, together: list[int]) -> None:

@@ -2,8 +2,8 @@
 
 Knows a two-way connection and a few messages. Refuses to know what happens inside a turn. Messages are JSON objects
 with a `kind`: a worker says `turn` (it wants to run), `done` (it has run), `end` (its session is over); the leader
-says `go`, or `enough` (no more samples of this case). A connection that ends ends the worker: nobody is left to
-measure for.
+says `go`, or `enough` (no more samples of this case). A run takes many turns: one that opens it, one for each step. A
+connection that ends ends the worker: nobody is left to measure for.
 """
 
 import contextlib
@@ -55,6 +55,8 @@ class Turns:
     def __init__(self, connection: Connection) -> None:
         self._connection = connection
         self._item, self._name, self._turn = -1, "", 0
+        self._arm = ""
+        self._sample: int | None = None
 
     def begin_item(self, item: int, name: str) -> None:
         """The test at this position begins."""
@@ -62,18 +64,31 @@ class Turns:
 
     @contextlib.contextmanager
     def take(self, arm: str, sample: int | None) -> Iterator[None]:
-        """Wait for the turn, run the block, give the turn back, whatever it raises. Raises Enough if told so."""
-        send(self._connection, "turn", item=self._item, turn=self._turn, name=self._name, arm=arm, sample=sample)
+        """Wait for the turn that opens a run, run the block, give the turn back. Raises Enough if told so."""
+        self._arm, self._sample = arm, sample
+        self._wait(may_stop=sample is not None)
+        try:
+            yield
+        finally:
+            self.end_step()
+
+    def begin_step(self) -> None:
+        """Wait for the turn of one step of the run."""
+        self._wait(may_stop=False)
+
+    def end_step(self) -> None:
+        """Give the turn back."""
+        send(self._connection, "done")
+
+    def _wait(self, *, may_stop: bool) -> None:
+        place = {"item": self._item, "turn": self._turn, "name": self._name}
+        send(self._connection, "turn", **place, arm=self._arm, sample=self._sample, may_stop=may_stop)
         self._turn += 1
         message = receive(self._connection)
         if message["kind"] == "enough":
             raise Enough
         if message["kind"] != "go":
             raise WorkerError(f"expected to go, was told {message['kind']!r}")
-        try:
-            yield
-        finally:
-            send(self._connection, "done")
 
     def end(self, told: Mapping[str, Any]) -> None:
         """The session is over, and this is what it leaves."""

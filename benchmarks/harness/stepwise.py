@@ -1,0 +1,61 @@
+"""A stream whose steps wait for their turn, and a clock that does not count the wait.
+
+A shared machine changes its speed within a run. Two processes that take turns step by step see the same machine; two
+that take turns run by run do not. Knows a subject, a clock and when a step begins and ends. Refuses to know whose turn
+it is.
+"""
+
+import contextlib
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+from benchmarks.harness.measure import Subject
+from benchmarks.harness.timing import Clock, Emission
+
+
+class StoppableClock:
+    """Tells the time of another clock, less what passed while it was stopped. Never goes backwards."""
+
+    def __init__(self, clock: Clock) -> None:
+        self._clock, self._stopped_ns = clock, 0
+
+    def now_ns(self) -> int:
+        return self._clock.now_ns() - self._stopped_ns
+
+    @contextlib.contextmanager
+    def stopped(self) -> Iterator[None]:
+        """Time stands still inside the block, whatever ends it."""
+        start_ns = self._clock.now_ns()
+        try:
+            yield
+        finally:
+            self._stopped_ns += self._clock.now_ns() - start_ns
+
+
+class Stepwise:
+    """Streams what `subject` streams. Each step, and whoever stamps it, runs between `begin` and `end`.
+
+    `begin` may wait, and `end` may let another run: `clock` stands still in both. Everything else is the subject's own.
+    """
+
+    def __init__(
+        self, subject: Subject, clock: StoppableClock, begin: Callable[[], None], end: Callable[[], None]
+    ) -> None:
+        self._subject, self._clock, self._begin, self._end = subject, clock, begin, end
+        self.vocab_size, self.relative_tolerance = subject.vocab_size, subject.relative_tolerance
+        self.next_logits = subject.next_logits
+
+    def stream(self, prompt_ids: Sequence[int], num_new_tokens: int, **arm: Any) -> Iterator[Emission]:
+        """The same emissions, one step a turn."""
+        steps, emission = self._subject.stream(prompt_ids, num_new_tokens, **arm), None
+        while emission is None or emission.finish_reason is None:
+            with self._clock.stopped():
+                self._begin()
+            try:
+                emission = next(steps, None)
+                if emission is None:
+                    return
+                yield emission
+            finally:
+                with self._clock.stopped():
+                    self._end()
