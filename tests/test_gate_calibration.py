@@ -419,8 +419,8 @@ def test_a_threshold_tighter_than_the_machine_can_hold_is_refused(made):
     )
     with pytest.raises(InstrumentError, match=r"threshold of 3 % is tighter .* only from 3.6 % on in TTFT"):
         check_threshold(0.03, made)
-    with pytest.raises(InstrumentError, match=r"or a quieter machine, and a smaller margin than 2 %, within which"):
-        check_threshold(0.01, made)
+    with pytest.raises(InstrumentError, match=r"or a quieter machine, and a smaller margin than 2 %, within half"):
+        check_threshold(0.005, made)
 
 
 def test_a_threshold_that_the_machine_can_hold_is_not_refused(made):
