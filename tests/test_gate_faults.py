@@ -72,6 +72,15 @@ def compare(repository, environment, tmp_path):
     return run_gate
 
 
+def told_of_times(compare, branch, *options):
+    """What it says once the machine lets it: on a shared host a comparison may be disturbed, or end undecided."""
+    for _ in range(4):
+        done, told = compare(branch, *TIMES, *options)
+        if told.get("verdict") not in ("contaminated", "cannot tell"):
+            break
+    return done, told
+
+
 def rows(told, verdict):
     return {row["metric"] for row in told["rows"] if row["verdict"] == verdict and row["gate"]}
 
@@ -113,12 +122,12 @@ def test_a_wrong_direction_is_refused_before_anything_is_measured(compare):
 
 
 def test_a_slower_step_is_worse_in_itl_and_not_in_ttft(compare):
-    done, told = compare("slower", *TIMES)
+    done, told = told_of_times(compare, "slower")
     assert (done.returncode, told["verdict"]) == (1, "worse")
     assert "itl_p50_s" in rows(told, "worse")
     assert "ttft_s" not in rows(told, "worse")
 
 
 def test_an_untouched_copy_stays_green_in_its_times(compare):
-    done, told = compare("untouched", *TIMES, "--margin", "30")
+    done, told = told_of_times(compare, "untouched", "--margin", "30")
     assert (done.returncode, told["verdict"]) == (0, "same")

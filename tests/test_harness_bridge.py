@@ -323,7 +323,7 @@ def test_versions_follow_what_can_move_a_number(folder, probed):
     try:
         path.write_text(SUITE.replace("COUNT = 2", "COUNT = 4"), "utf-8")
         constant = versions(probe(folder, "collect only"))
-        path.write_text(SUITE.replace("prompt_tokens=2, new_tokens=2", "prompt_tokens=2, new_tokens=3"), "utf-8")
+        path.write_text(SUITE.replace("prompt_tokens=2, new_tokens=2", "prompt_tokens=2, new_tokens=3", 1), "utf-8")
         body = versions(probe(folder, "collect only"))
     finally:
         path.write_text(SUITE, "utf-8")
