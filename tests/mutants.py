@@ -293,4 +293,4 @@ def _():
 
 @mutant("less throughput is better (TensorRT-LLM 18741)", seen_by="metrics")
 def _():
-    redeclare("decode_tokens_per_s", better="lower")
+    object.__setattr__(metrics.METRICS["decode_tokens_per_s"], "better", "lower")  # declared so, it would be refused
