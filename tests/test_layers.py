@@ -73,6 +73,7 @@ INSTRUMENT = {
     "harness.results": ("harness.errors harness.metrics harness.series harness.stats harness.timing harness.traffic"),
     # Work, counted.
     "harness.garbage": "",
+    "harness.files": "",
     "harness.counters": "harness.errors harness.garbage | torch",
     "harness.token_counts": "harness.errors",
     "harness.exact": "harness.errors",
@@ -134,7 +135,7 @@ INSTRUMENT = {
     "harness.gate.verdict": (
         "harness.errors harness.gate.evidence harness.gate.rows harness.gate.rules harness.gate.timed"
     ),
-    "harness.gate.reference": "harness.errors harness.gate.evidence harness.metrics datetime",
+    "harness.gate.reference": "harness.errors harness.files harness.gate.evidence harness.metrics datetime",
     # What asv has stored, read as evidence.
     "harness.gate.asv_files": "harness.errors",
     "harness.gate.rounds": (
@@ -187,7 +188,7 @@ INSTRUMENT = {
         "harness.report harness.stats rich"
     ),
     "harness.gate.calibration_text": "harness.gate.calibration harness.metrics rich",
-    "harness.gate.cli": "harness.errors harness.gate.progress typer | harness.gate.*",
+    "harness.gate.cli": "harness.errors harness.files harness.gate.progress typer | harness.gate.*",
     # The only files that know pytest.
     "harness.gate.session": "harness.* pytest",
     "harness.gate.beside": (
@@ -201,8 +202,10 @@ INSTRUMENT = {
     # asv's side: what its processes and files say of themselves.
     "harness.apart": "",
     "harness.asv_process": "| psutil",
-    "harness.sidecar": "harness.asv_process harness.results datetime",
-    "harness.identity": ("harness.asv_process harness.errors harness.gpu harness.provenance harness.sidecar | psutil"),
+    "harness.sidecar": "harness.asv_process harness.files harness.results datetime",
+    "harness.identity": (
+        "harness.asv_process harness.errors harness.files harness.gpu harness.provenance harness.sidecar | psutil"
+    ),
     "harness.unreadable": "harness.errors",
     "harness.passes": "harness.* pytest",
     "harness.bridge": "harness harness.* pytest | asv_runner",

@@ -13,9 +13,10 @@ from typing import Any
 
 from benchmarks.harness.asv_process import machine_name
 from benchmarks.harness.errors import InstrumentError
+from benchmarks.harness.files import write_whole
 from benchmarks.harness.gpu import gpu_of
 from benchmarks.harness.provenance import cpu_model
-from benchmarks.harness.sidecar import provenance_folder, write_whole
+from benchmarks.harness.sidecar import provenance_folder
 
 FILE = "machine.jsonl"
 """In the provenance folder of each machine. asv would take any .json below its results for its own."""

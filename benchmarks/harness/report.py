@@ -6,7 +6,7 @@ Knows finished results and how people read numbers. Computes nothing that a resu
 import io
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 from rich.console import Console
@@ -136,9 +136,19 @@ def number_text(value: float) -> str:
     )
 
 
-def name_of(result: BenchmarkResult) -> str:
+class OfCase(Protocol):
+    """Whatever belongs to one case of a benchmark: a result, or one quantity of it."""
+
+    @property
+    def benchmark(self) -> str: ...
+
+    @property
+    def case(self) -> str: ...
+
+
+def name_of(of: OfCase) -> str:
     """A case as people say it: `growth[16]`."""
-    return f"{_short(result.benchmark)}[{result.case}]" if result.case else _short(result.benchmark)
+    return f"{_short(of.benchmark)}[{of.case}]" if of.case else _short(of.benchmark)
 
 
 def _short(benchmark: str) -> str:

@@ -11,6 +11,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from benchmarks.harness.asv_process import machine_name, results_folder
+from benchmarks.harness.files import write_whole
 from benchmarks.harness.results import BenchmarkResult
 
 
@@ -40,11 +41,3 @@ def keep_beside(pass_id: str, names: Mapping[str, str], results: Sequence[Benchm
     before = path.read_text("utf-8") if path.exists() else ""
     write_whole(path, before + "".join(f"{line}\n" for line in lines))
     return path
-
-
-def write_whole(path: Path, text: str) -> None:
-    """All or nothing: a kill in the middle leaves the file as it was."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    fresh = path.with_suffix(".tmp")
-    fresh.write_text(text, "utf-8")
-    fresh.replace(path)

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from benchmarks.harness.errors import InstrumentError
+from benchmarks.harness.files import write_whole
 from benchmarks.harness.gate.progress import progress_on_stderr
 
 if TYPE_CHECKING:
@@ -270,14 +271,6 @@ def _tell(judgement: "Judgement", about: "About", json_file: Path | None, markdo
 
     for path, text in ((json_file, as_json), (markdown, as_markdown)):
         if path is not None:
-            _write(path, text(judgement, about))
+            write_whole(path, text(judgement, about))
     width, is_terminal = shutil.get_terminal_size((118, 40)).columns, sys.stdout.isatty()
     typer.echo(as_text(judgement, about, width=max(width, 80), colour=is_terminal), nl=False)
-
-
-def _write(path: Path, text: str) -> None:
-    """All of it or nothing."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    spare = path.with_name(f".{path.name}.tmp")
-    spare.write_text(text, "utf-8")
-    spare.replace(path)

@@ -9,13 +9,13 @@ import dataclasses
 import datetime
 import json
 import math
-import os
 import statistics
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from benchmarks.harness.errors import ArchiveError, InstrumentError
+from benchmarks.harness.files import write_whole
 from benchmarks.harness.gate.evidence import Evidence, Key, Pairs
 from benchmarks.harness.metrics import metric
 
@@ -88,13 +88,9 @@ def _positive(cost: Any) -> float:
 
 def save_reference(root: Path, reference: Reference) -> None:
     """Write it, all or nothing."""
-    path = file_of(root)
     told = {"schema": SCHEMA, **dataclasses.asdict(reference)}
     told["nominal"] = [[list(key), cost] for key, cost in reference.nominal.items()]
-    path.parent.mkdir(parents=True, exist_ok=True)
-    spare = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-    spare.write_text(json.dumps(told, indent=1, allow_nan=False), "utf-8")
-    spare.replace(path)
+    write_whole(file_of(root), json.dumps(told, indent=1, allow_nan=False))
 
 
 def costs_of_base(evidence: Evidence) -> dict[Key, float]:

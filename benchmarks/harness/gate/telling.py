@@ -20,7 +20,7 @@ from benchmarks.harness.gate.rows import Row
 from benchmarks.harness.gate.rules import GRAVITY, Verdict
 from benchmarks.harness.gate.verdict import Judgement
 from benchmarks.harness.metrics import metric
-from benchmarks.harness.report import number_text, seconds_scale
+from benchmarks.harness.report import name_of, number_text, seconds_scale
 from benchmarks.harness.stats import Estimate
 
 SCHEMA = 1
@@ -76,7 +76,7 @@ def _most_of_all(rows: Iterable[Row], verdict: Verdict) -> str:
     if verdict not in ("worse", "better") or not moved:
         return ""
     row = max(moved, key=lambda each: moved[each])
-    return f", most of all {_name(row.key)} {_metric_text(row.key)} ({_change_text(row.change)})"
+    return f", most of all {name_of(row.key)} {_metric_text(row.key)} ({_change_text(row.change)})"
 
 
 def _why_nothing(judgement: Judgement) -> str:
@@ -113,7 +113,7 @@ def _is_unchanged_count(row: Row) -> bool:
 
 def _unchanged_counts(rows: Iterable[Row]) -> Iterator[str]:
     """Dozens of equal numbers are one line; the JSON has them all."""
-    num = Counter(_name(row.key) for row in rows if _is_unchanged_count(row))
+    num = Counter(name_of(row.key) for row in rows if _is_unchanged_count(row))
     if num:
         yield f"same: {', '.join(f'{count} counts of {name}' for name, count in num.items())}"
 
@@ -127,13 +127,7 @@ def _cells(row: Row) -> tuple[str, ...]:
     verdict = row.verdict if row.is_gated else f"({row.verdict})"
     p = "" if row.p is None else "<.0001" if row.p < 1e-4 else f"{row.p:.2g}"
     n = f"{row.num_launches} x {row.num_pairs // row.num_launches}" if row.num_pairs else ""
-    return verdict, _name(row.key), _metric_text(row.key), _values(row), _change_text(row.change), p, n
-
-
-def _name(key: Key) -> str:
-    """A case as people say it: `growth[16]`."""
-    short = (key.benchmark.partition("::")[2] or key.benchmark).removeprefix("test_")
-    return f"{short}[{key.case}]" if key.case else short
+    return verdict, name_of(row.key), _metric_text(row.key), _values(row), _change_text(row.change), p, n
 
 
 def _metric_text(key: Key) -> str:
@@ -163,7 +157,7 @@ def _reasons(rows: Iterable[Row]) -> Iterator[str]:
     named: dict[tuple[str, str], list[str]] = {}
     for row in rows:
         if row.verdict not in ("worse", "better", "same"):
-            name = f"{_name(row.key)} {_metric_text(row.key)}" if row.key.metric else _name(row.key)
+            name = f"{name_of(row.key)} {_metric_text(row.key)}" if row.key.metric else name_of(row.key)
             named.setdefault((row.verdict, _error_of(row.why)), []).append(name)
     for (verdict, why), names in named.items():
         yield f"{verdict}: {', '.join(names)}: {why}"
@@ -191,7 +185,7 @@ def _origin(judgement: Judgement, about: About) -> Iterator[str]:
     )
     for case, disturbed in evidence.contaminated.items():
         first, why = next(iter(disturbed.items()))
-        yield f"disturbed: {len(disturbed)} launches of {_name(Key(*case, '', ''))}, launch {first} by: {why}"
+        yield f"disturbed: {len(disturbed)} launches of {name_of(Key(*case, '', ''))}, launch {first} by: {why}"
     yield from filter(None, (about.calibration, *evidence.notes, *about.notes))
 
 
