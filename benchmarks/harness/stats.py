@@ -88,6 +88,17 @@ def median(samples: Sequence[float]) -> float | None:
     return quantile(samples, 0.5)
 
 
+def hodges_lehmann(samples: Sequence[float]) -> float | None:
+    """The median of all pairs' means, each sample paired with itself too (Hodges and Lehmann 1963); None for no samples.
+
+    On normal noise as sure as the mean (of 5 samples the median needs a third more), yet one wild sample of 5 cannot
+    carry it away.
+    """
+    array = finite_array(samples)
+    first, second = np.triu_indices(array.size)
+    return median(((array[first] + array[second]) / 2).tolist())
+
+
 def median_absolute_deviation(samples: Sequence[float]) -> float | None:
     """Median distance from the median, not scaled to a standard deviation. None below two samples: no spread."""
     from scipy.stats import median_abs_deviation

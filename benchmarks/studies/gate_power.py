@@ -4,9 +4,9 @@
     python -m benchmarks.studies.gate_power table .benchmarks/gate_power.jsonl
 
 `collect` measures one unchanged engine again and again, in random order: pairs in lock step, and single processes as
-the other tools run them, each with nothing planted and with a planted slowdown. It can be stopped and continued.
-`table` lets each gate judge comparisons made of neighbouring records, all worth the same seconds of measuring. Knows
-the rules of the other tools, and asks asv's own code for its verdict. Refuses to know more than one case at a time.
+the other tools run them. Slowdowns are planted into some of the pairs. It can be stopped and continued.
+`table` lets each gate judge comparisons made of such records, all worth the same seconds of measuring of a benchmark:
+this project's by its own code, asv by asv's own test. Refuses to know what a comparison of several benchmarks adds.
 """
 
 import dataclasses
@@ -22,9 +22,9 @@ from typing import Annotated, Any
 import typer
 
 ROOT = Path(__file__).parents[2]
-PLANTED = (0.0, 2.0, 3.0)
+LEVELS = (0.0, 2.0, 3.0)
 METRICS = ("ttft_s", "itl_p50_s")
-NUM_LAUNCHES, NUM_DRAWS = 12, 500
+NUM_DRAWS = 300
 FALSE_ALARMS = 0.01
 """What every gate is allowed: the limits of the others are set so that they raise no more of them."""
 
@@ -36,9 +36,9 @@ def collect(
     *,
     minutes: Annotated[float, typer.Option(help="stop after the first record past this")] = 60,
     output: Annotated[Path, typer.Option(help="records are added to it")] = ROOT / ".benchmarks" / "gate_power.jsonl",
-    case: Annotated[str, typer.Option("-k", help="pytest's -k: one case")] = "prompt_length and 16",
+    case: Annotated[str, typer.Option("-k", help="pytest's -k")] = "prompt_length and (16 or 32 or 64)",
     pytest_args: Annotated[str, typer.Option(help="more arguments for pytest")] = "",
-    launch_s: Annotated[float, typer.Option(help="seconds of measuring in a launch, both sides together")] = 5,
+    launch_s: Annotated[float, typer.Option(help="seconds of measuring a case in a launch, both sides together")] = 5,
     commit: str = "HEAD",
 ) -> None:
     """Measure until time is up."""
@@ -60,9 +60,9 @@ def collect(
 
 
 def _schedule() -> Iterator[tuple[str, float]]:
-    """Every kind and level once in each turn, in random order; nothing planted twice as often as each level."""
+    """In each turn five equal pairs, one pair of each planted level and three lone processes, in random order."""
     order = random.Random(0)
-    turn = [(kind, percent) for kind in ("lockstep", "alone") for percent in (*PLANTED, 0.0)]
+    turn = [*[("lockstep", 0.0)] * 5, *[("lockstep", percent) for percent in LEVELS[1:]], *[("alone", 0.0)] * 3]
     while True:
         order.shuffle(turn)
         yield from turn
@@ -89,8 +89,12 @@ def _record(
     }  # fmt: skip
 
 
-def _samples_of(side: Any) -> dict[str, list[float]]:
-    return {m.metric.name: list(m.samples) for result in side.results for m in result.measurements}
+def _samples_of(side: Any) -> dict[str, dict[str, list[float]]]:
+    """By case and metric."""
+    return {
+        result.case: {each.metric.name: list(each.samples) for each in result.measurements if each.metric.name in METRICS}
+        for result in side.results
+    }
 
 
 # What the gates say.

@@ -17,6 +17,7 @@ from benchmarks.harness.gate.paired import MIN_LAUNCHES, centre, over_looks, p_o
 from benchmarks.harness.gate.rules import GRAVITY, Rules, Verdict
 from benchmarks.harness.gate.timed import CONTROL_MOVED
 from benchmarks.harness.metrics import Metric, metric
+from benchmarks.harness.stats import hodges_lehmann
 
 Floats = NDArray[np.float64]
 Ints = NDArray[np.integer[Any]]
@@ -35,7 +36,7 @@ ALL = slice(None)
 class Pool:
     """Launches that all measured the same quantities, in the order in which they ran.
 
-    `logs` holds each launch's median log-ratio of costs, `base` its samples of base, `control` the log-ratio of the
+    `logs` holds the centre of each launch's log-ratios of costs, `base` its samples of base, `control` the log-ratio of the
     control kernel beside the two sides; NaN where the launch was disturbed, or has no such number.
     """
 
@@ -58,7 +59,7 @@ def pool_of(launches: Sequence[Evidence], keys: Sequence[Key]) -> Pool:
     for number, launch in enumerate(launches):
         for place, key in enumerate(ordered):
             for pairs in launch.pairs_of(key):
-                logs[number, place] = np.median(pairs.logs(metric(key.metric)))
+                logs[number, place] = hodges_lehmann(pairs.logs(metric(key.metric)))
                 base[place, number, : len(pairs.base)] = pairs.base
             for beside in launch.control.get(key.of_case, ()):
                 control[number, place] = math.log(beside.head[0] / beside.base[0])

@@ -1,8 +1,8 @@
 """How far apart two builds are, from the log-ratios of their pairs, launch by launch; and what many looks may conclude.
 
 Knows numbers only. Refuses to know metrics, directions and verdicts. Samples of one launch share its luck (placement in
-memory, threads), so a launch counts once: its median. Between two equal builds those medians scatter symmetrically
-around 0, however skewed a timing is, because base and head could be swapped.
+memory, threads), so a launch counts once: its centre (`hodges_lehmann`). Between two equal builds those scatter
+symmetrically around 0, however skewed a timing is, because base and head could be swapped.
 
 How it was chosen, by simulation (12 pairs of sd 3 % in a launch, launches of sd 1.4 %; tests/test_gate_paired.py):
 
@@ -21,7 +21,7 @@ How it was chosen, by simulation (12 pairs of sd 3 % in a launch, launches of sd
 
 Two equal builds, alpha 1 %, looks after launches 4 to 12: any alarm, worse or better, in at most 0.8 % of comparisons
 of 1 quantity, 0.9 % of 3 and 1.0 % of 12, before any floor. How often a change of one quantity is found, and after how
-many launches on average, launch medians of sd 1.4 %:
+many launches on average, launches of sd 1.4 %:
 
     quantities     2 %            3 %            5 %            10 %
     1              83 % in 10.5   99 % in 8.7    all in 7.0     all in 5.6
@@ -38,7 +38,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from benchmarks.harness.errors import InstrumentError
-from benchmarks.harness.stats import CONFIDENCE, Interval, finite_array, median
+from benchmarks.harness.stats import CONFIDENCE, Interval, finite_array, hodges_lehmann, median
 
 MIN_LAUNCHES = 4
 """Below it there is neither interval nor p: three numbers say too little of their own spread."""
@@ -63,32 +63,32 @@ def ratio_over_launches(logs: Sequence[Sequence[float]], confidence: float = CON
 
     Raises InstrumentError for a launch without pairs and for a number that is not finite.
     """
-    medians = np.array([_median_of(number, launch) for number, launch in enumerate(logs, 1)])
-    n = medians.size
+    launches = np.array([_centre_of(number, launch) for number, launch in enumerate(logs, 1)])
+    n = launches.size
     if n < MIN_LAUNCHES:
-        return LogRatio(value=median(medians.tolist()), interval=Interval(None, None), p=None, num_launches=n)
-    value, error, degrees = centre(medians)
+        return LogRatio(value=median(launches.tolist()), interval=Interval(None, None), p=None, num_launches=n)
+    value, error, degrees = centre(launches)
     half = float(_student(degrees).isf((1 - confidence) / 2) * error)
     interval = Interval(float(value) - half, float(value) + half)
     p = float(p_of_centre(value, error, degrees))
     return LogRatio(value=float(value), interval=interval, p=p, num_launches=n)
 
 
-def _median_of(number: int, launch: Sequence[float]) -> float:
-    found = median(finite_array(launch, f"launch {number}: pair").tolist())
+def _centre_of(number: int, launch: Sequence[float]) -> float:
+    found = hodges_lehmann(finite_array(launch, f"launch {number}: pair").tolist())
     if found is None:
         raise InstrumentError(f"launch {number} has no pairs")
     return found
 
 
-def centre(medians: NDArray[np.float64]) -> tuple[NDArray[np.float64], NDArray[np.float64], int]:
+def centre(launches: NDArray[np.float64]) -> tuple[NDArray[np.float64], NDArray[np.float64], int]:
     """Centre of the last axis, its standard error, and Student's degrees of freedom of their quotient.
 
     Trimmed alike at both ends from 8 launches on (Yuen 1974): the error is that of the winsorised launches.
     """
-    n = medians.shape[-1]
+    n = launches.shape[-1]
     cut = n // 10
-    ordered, num_kept = np.sort(medians, axis=-1), n - 2 * cut
+    ordered, num_kept = np.sort(launches, axis=-1), n - 2 * cut
     winsorised = np.clip(ordered, ordered[..., [cut]], ordered[..., [n - cut - 1]])
     scale = math.sqrt((n - 1) / (num_kept * (num_kept - 1)))
     return ordered[..., cut : n - cut].mean(axis=-1), winsorised.std(axis=-1, ddof=1) * scale, num_kept - 1

@@ -18,6 +18,7 @@ from benchmarks.harness.errors import ArchiveError, InstrumentError
 from benchmarks.harness.files import write_whole
 from benchmarks.harness.gate.evidence import Evidence, Key, Pairs
 from benchmarks.harness.metrics import metric
+from benchmarks.harness.stats import hodges_lehmann
 
 SCHEMA = 1
 
@@ -103,7 +104,7 @@ def costs_of_base(evidence: Evidence) -> dict[Key, float]:
 
 
 def anchored_costs(evidence: Evidence, reference: Reference) -> dict[Key, float]:
-    """The cost of head of each timed quantity, with the reference as base: nominal cost x median ratio of the pairs.
+    """The cost of head of each timed quantity, with the reference as base: nominal cost x typical ratio of the pairs.
 
     Raises InstrumentError for a quantity whose nominal cost is not known.
     """
@@ -111,11 +112,13 @@ def anchored_costs(evidence: Evidence, reference: Reference) -> dict[Key, float]
     if unknown:
         raise InstrumentError(f"no nominal cost is known of {unknown[0]}; calibrate: {SET_COMMAND}")
     return {
-        key: reference.nominal[key] * math.exp(statistics.median(_logs(key, pairs)))
+        key: reference.nominal[key] * math.exp(_log_ratio(key, pairs))
         for key, pairs in evidence.pairs.items()
         if pairs
     }
 
 
-def _logs(key: Key, pairs: Sequence[Pairs]) -> list[float]:
-    return [log for each in pairs for log in each.logs(metric(key.metric))]
+def _log_ratio(key: Key, pairs: Sequence[Pairs]) -> float:
+    found = hodges_lehmann([log for each in pairs for log in each.logs(metric(key.metric))])
+    assert found is not None
+    return found
