@@ -21,6 +21,7 @@ _ASKS_FOR_TIMING = ("only", "enable", "json", "save", "autosave", "compare", "co
 _MARKERS = (
     "gpu: needs a CUDA device; skipped without one",
     "slow: takes minutes; runs with --slow or `-m slow`",
+    "alone: times something; skipped beside other workers (-n)",
     "prove_red: swaps a wrong formula in and sees the tests fail; runs with --prove-red",
     "desk: a case too slow to be measured sixteen times; asv leaves it out",
     "arms(name={option: value}, ...): the arms that take turns inside one benchmark",
@@ -108,7 +109,9 @@ def _deselect(config, items, unwanted) -> None:
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_runtest_setup(item: pytest.Item) -> None:
-    """Skip what needs a GPU before any fixture loads a model for it."""
+    """Skip what cannot be done here before any fixture prepares it."""
+    if item.get_closest_marker("alone") and "PYTEST_XDIST_WORKER" in os.environ:
+        pytest.skip("times something: leave out -n")
     if item.get_closest_marker("gpu"):
         import torch
 

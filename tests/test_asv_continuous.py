@@ -33,7 +33,7 @@ CHOSEN = "-k '(prompt_length or decode_step) and 16'"
 ARGUMENTS = f"--model small --device cpu {CHOSEN}"
 QUICK = f"--model small --device cpu --samples 4 {CHOSEN}"
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.alone]
 
 
 @pytest.fixture(scope="module")

@@ -121,6 +121,7 @@ def test_a_wrong_direction_is_refused_before_anything_is_measured(compare):
     assert "cannot be better when higher" in done.stderr
 
 
+@pytest.mark.alone
 def test_a_slower_step_is_worse_in_itl_and_not_in_ttft(compare):
     done, told = told_of_times(compare, "slower")
     assert (done.returncode, told["verdict"]) == (1, "worse")
@@ -128,6 +129,7 @@ def test_a_slower_step_is_worse_in_itl_and_not_in_ttft(compare):
     assert "ttft_s" not in rows(told, "worse")
 
 
+@pytest.mark.alone
 def test_an_untouched_copy_stays_green_in_its_times(compare):
     done, told = told_of_times(compare, "untouched", "--margin", "30")
     assert (done.returncode, told["verdict"]) == (0, "same")

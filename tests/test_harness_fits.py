@@ -310,11 +310,11 @@ def test_pairs_that_share_their_noise_are_fitted_as_differences():
 @pytest.mark.parametrize(
     ("ys", "told", "expected"),
     [
-        ([12.75, 13.2, 14.1], {"x_name": "prompt tokens", "unit": "ms"}, "12.3 ms + 0.45 ms/token x prompt tokens"),
-        ([0.01275, 0.0132, 0.0141], {"x_name": "steps", "scale": 1e3, "unit": "ms"}, "12.3 ms + 0.45 ms/step x steps"),
+        ([12.75, 13.2, 14.1], {"x_name": "prompt tokens", "unit": "ms"}, "12.3 ms + 0.45 ms/token · prompt tokens"),
+        ([0.01275, 0.0132, 0.0141], {"x_name": "steps", "scale": 1e3, "unit": "ms"}, "12.3 ms + 0.45 ms/step · steps"),
         ([12.75, 13.2, 14.1], {}, "12.3 + 0.45 x"),
-        ([12.75, 13.2, 14.1], {"x_name": "n", "unit": "ms"}, "12.3 ms + 0.45 ms x n"),
-        ([11.0, 10.0, 8.0], {"x_name": "hits", "unit": "s"}, "12 s - 1 s/hit x hits"),
+        ([12.75, 13.2, 14.1], {"x_name": "n", "unit": "ms"}, "12.3 ms + 0.45 ms · n"),
+        ([11.0, 10.0, 8.0], {"x_name": "hits", "unit": "s"}, "12 s - 1 s/hit · hits"),
         ([12345.0, 12346.0, 12348.0], {"unit": "s"}, "12300 s + 1 s x"),
     ],
 )
@@ -325,8 +325,8 @@ def test_an_equation_reads_well(ys, told, expected):
 def test_equations_of_the_other_kinds():
     xs = np.array([1.0, 2, 3, 4, 5, 6])
     assert fit_quadratic(xs, 3 + 2 * xs + xs**2).equation("tokens", unit="ms") == (
-        "3 ms + 2 ms/token x tokens + 1 ms/token^2 x tokens^2"
+        "3 ms + 2 ms/token · tokens + 1 ms/token^2 · tokens^2"
     )
     assert fit_floor_limited(xs, np.maximum(3, 2 * xs - 2)).equation("tokens", unit="ms") == (
-        "max(3 ms, -2 ms + 2 ms/token x tokens)"
+        "max(3 ms, -2 ms + 2 ms/token · tokens)"
     )

@@ -106,8 +106,8 @@ def test_every_curve_and_every_distribution_is_drawn(one_page):
 
 def test_a_curve_comes_with_its_equation_and_intervals(one_page):
     text = text_of(one_page)
-    assert re.search(r"naive [\d.]+ ms \+ [\d.]+ ms/token x new tokens.* 95 %: a [\d.-]+ \.\. [\d.]+; b", text)
-    assert re.search(r"FLOPs lower is better .*1000000 FLOP/token x new tokens 95 %: a exact; b exact", text)
+    assert re.search(r"naive [\d.]+ ms \+ [\d.]+ ms/token · new tokens.* 95 %: a [\d.-]+ \.\. [\d.]+; b", text)
+    assert re.search(r"FLOPs lower is better .*1000000 FLOP/token · new tokens 95 %: a exact; b exact", text)
 
 
 def test_all_of_the_provenance_is_there(one_page):

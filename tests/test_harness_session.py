@@ -100,7 +100,10 @@ def project(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def bare(project):
-    return Session(project, "benchmarks", "marked", "--model", "tiny")
+    """A case of each curve of the real benchmarks, which run untimed beside these tests anyway, and the marked ones."""
+    cases = ("test_generation_length[64]", "test_prompt_length[512]")
+    nodes = [f"benchmarks/bench_kv_cache.py::{case}" for case in cases]
+    return Session(project, *nodes, "marked", "--model", "tiny")
 
 
 @pytest.fixture(scope="module")

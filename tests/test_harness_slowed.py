@@ -36,20 +36,20 @@ class Subject:
 def run(share, clock=None):
     clock = clock or Clock()
     subject = Slowed(Subject(clock), share, clock)
-    return measure_stream(subject.stream([1], 5, prefill_ns=2_000_000, decode_ns=1_000_000), clock)
+    return measure_stream(subject.stream([1], 5, prefill_ns=20_000, decode_ns=10_000), clock)
 
 
 @pytest.mark.parametrize("share", [0.01, 0.03, 0.1, 1.0])
 def test_each_step_takes_so_much_longer(share):
     found, plain = run(share), run(0.0)
-    assert found.ttft_s / plain.ttft_s == pytest.approx(1 + share, abs=1e-4)
+    assert found.ttft_s / plain.ttft_s == pytest.approx(1 + share, abs=1e-3)
     for slow, fast in zip(found.itls_s, plain.itls_s, strict=True):
-        assert slow / fast == pytest.approx(1 + share, abs=1e-4)
+        assert slow / fast == pytest.approx(1 + share, abs=1e-3)
     assert found.token_ids == plain.token_ids == (0, 1, 2, 3, 4)
 
 
 def test_without_a_share_a_step_pays_for_looks_at_the_clock_only():
-    assert run(0.0).itls_s == pytest.approx([1e-3] * 4, abs=10e-9)
+    assert run(0.0).itls_s == pytest.approx([1e-5] * 4, abs=10e-9)
 
 
 def test_everything_else_is_the_subjects_own():

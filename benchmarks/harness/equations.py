@@ -12,7 +12,7 @@ def joined(terms: Sequence[str]) -> str:
 
 
 def term(value: float, power: int, x_name: str, unit: str) -> str:
-    """One term: "0.45 ms/token x prompt tokens"; a name without a plural is a variable: "0.45 ms x"."""
+    """One term: "0.45 ms/token · prompt tokens"; a name without a plural is a variable: "0.45 ms x"."""
     exponent = f"^{power}" if power > 1 else ""
     if not power:
         return f"{_digits(value)} {unit}".rstrip()
@@ -20,7 +20,7 @@ def term(value: float, power: int, x_name: str, unit: str) -> str:
         return f"{_digits(value)} {unit}".rstrip() + f" x{exponent}"
     last = x_name.rsplit(maxsplit=1)[-1]
     per = f"/{last[:-1]}{exponent}" if unit and last.endswith("s") and len(last) > 1 else ""
-    return f"{_digits(value)} {unit}{per}".rstrip() + f" x {x_name}{exponent}"
+    return f"{_digits(value)} {unit}{per}".rstrip() + f" · {x_name}{exponent}"
 
 
 def _digits(value: float) -> str:

@@ -103,7 +103,7 @@ class Fit:
         return Interval(None if is_below else found.low, None if is_above else found.high)
 
     def equation(self, x_name: str = "x", scale: float = 1.0, unit: str = "") -> str:
-        """For people, three digits: "12.3 ms + 0.45 ms/token x prompt tokens". `scale` turns y into `unit`."""
+        """For people, three digits: "12.3 ms + 0.45 ms/token · prompt tokens". `scale` turns y into `unit`."""
         by_name = {each.name: each.value * scale for each in self.coefficients}
         floor = by_name.pop("floor", None)
         text = joined([term(value, power, x_name, unit) for power, value in enumerate(by_name.values())])

@@ -15,7 +15,7 @@ import math
 import random
 import statistics
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -121,29 +121,131 @@ class Rate:
 @app.command()
 def table(
     records: Annotated[Path, typer.Argument(help="what `collect` wrote")],
-    budget_s: Annotated[float, typer.Option(help="seconds of measuring for one comparison")] = 60,
+    budget_s: Annotated[float, typer.Option(help="seconds of measuring a benchmark in one comparison")] = 60,
 ) -> None:
     """Let each gate judge what was collected, and print the table as Markdown."""
     lines = [json.loads(line) for line in records.read_text("utf-8").splitlines()]
     usable = [line for line in lines if not any(line["failed"])]
     taken_min = sum(line["wall_s"] for line in usable) / 60
-    typer.echo(f"{len(usable)} records, {taken_min:.0f} min; {budget_s:g} s a comparison\n")
-    typer.echo("| metric | gate | limit | false alarms | finds 2 % | finds 3 % |\n|---|---|---|---|---|---|")
+    typer.echo(f"{len(usable)} records, {taken_min:.0f} min; up to {budget_s:g} s a benchmark and comparison\n")
     for name in METRICS:
-        for row in _rows(usable, name, budget_s):
+        for line in _planted_and_seen(usable, name):
+            typer.echo(line)
+    typer.echo("\n| metric | gate | limit | false alarms | finds 2 % | finds 3 % |\n|---|---|---|---|---|---|")
+    for name in METRICS:
+        for row in (*_lock_step_rows(usable, name), *_other_rows(usable, name, budget_s)):
             typer.echo("| " + " | ".join((name, *row)) + " |")
 
 
-def _rows(lines: Sequence[Any], name: str, budget_s: float) -> Iterator[tuple[str, ...]]:
-    launches = {percent: _launches(lines, name, percent) for percent in PLANTED}
-    yield (
-        "lock step, real comparisons",
-        "p < 1 %",
-        *(str(_found_in_lock_step(launches[percent])) for percent in PLANTED),
-    )
-    yield "lock step, drawn from the same launches", "p < 1 %", *map(str, _drawn(launches))
-    alone = {percent: _processes(lines, name, percent) for percent in PLANTED}
-    seconds = statistics.median(line["spent_s"] for line in lines if line["kind"] == "alone")
+def _planted_and_seen(lines: Sequence[Any], name: str) -> Iterator[str]:
+    from benchmarks.harness.gate.paired import ratio_over_launches
+
+    for percent in LEVELS:
+        launches = [launch for of_case in _launches(lines, name, percent).values() for launch in of_case]
+        found = ratio_over_launches([pairs.logs(_metric(name)) for pairs in launches])
+        if found.value is not None and found.interval.low is not None and found.interval.high is not None:
+            seen = [100 * math.expm1(each) for each in (found.value, found.interval.low, found.interval.high)]
+            yield f"{name}: {percent:g} % planted, {seen[0]:+.2f} % [{seen[1]:+.2f}, {seen[2]:+.2f}] seen in {len(launches)}"
+
+
+def _metric(name: str) -> Any:
+    from benchmarks.harness.metrics import metric
+
+    return metric(name)
+
+
+# Lock step.
+
+
+def _lock_step_rows(lines: Sequence[Any], name: str) -> Iterator[tuple[str, ...]]:
+    equal = _launches(lines, name, 0.0)
+    real = [verdict for launches in equal.values() for verdict in _in_a_row(launches, name)]
+    yield "lock step, comparisons in a row", "p <= 1 %", str(_alarms(real)), "-", "-"
+    yield "lock step, drawn from these launches", "p <= 1 %", *_drawn(equal, name)
+
+
+def _launches(lines: Sequence[Any], name: str, percent: float) -> dict[str, list[Any]]:
+    """The pairs of each launch, by case."""
+    from benchmarks.harness.gate.evidence import Pairs
+
+    found: dict[str, list[Any]] = {}
+    for line in lines:
+        if (line["kind"], line["percent"]) == ("lockstep", percent):
+            base, head = line["sides"]
+            for case in base.keys() & head.keys():
+                pairs = Pairs(base=tuple(base[case][name]), head=tuple(head[case][name]))
+                found.setdefault(case, []).append(pairs)
+    return found
+
+
+def _ended(launches: Sequence[Any], name: str) -> tuple[str, int]:
+    """What a comparison of this one quantity says, with a look after each launch, and after how many it ends."""
+    from benchmarks.harness.gate.evidence import Evidence, Key
+    from benchmarks.harness.gate.paired import MIN_LAUNCHES
+    from benchmarks.harness.gate.rows import is_settled
+    from benchmarks.harness.gate.rules import Rules
+    from benchmarks.harness.gate.timed import timed_rows
+
+    key, rules = Key("benchmark", "case", "arm", name), Rules()
+    for taken in range(MIN_LAUNCHES, rules.max_launches + 1):
+        (row,) = timed_rows(Evidence(num_launches=taken, pairs={key: tuple(launches[:taken])}), rules)
+        if is_settled(row, rules):
+            break
+    return row.verdict, taken
+
+
+def _in_a_row(launches: Sequence[Any], name: str) -> Iterator[str]:
+    """Comparisons without a launch in common: each begins where the one before ended."""
+    from benchmarks.harness.gate.rules import Rules
+
+    start = 0
+    while start + Rules().max_launches <= len(launches):
+        verdict, taken = _ended(launches[start:], name)
+        start += taken
+        yield verdict
+
+
+def _alarms(verdicts: Sequence[str]) -> Rate:
+    return Rate(sum(verdict in ("worse", "better") for verdict in verdicts), len(verdicts))
+
+
+def _drawn(equal: Mapping[str, Sequence[Any]], name: str) -> Iterator[str]:
+    """Comparisons of launches drawn from equal builds, sides swapped by lot, head slowed as much as was planted.
+
+    Swapping is fair: which of two equal builds is called head is arbitrary. The comparisons share their launches: many,
+    but no surer than those.
+    """
+    from benchmarks.harness.gate.rules import Rules
+
+    draw, num = random.Random(0), Rules().max_launches
+    for percent in LEVELS:
+        verdicts = [
+            _ended([_slowed(pairs, percent, swap=draw.random() < 0.5) for pairs in draw.sample(launches, num)], name)[0]
+            for launches in equal.values()
+            for _ in range(NUM_DRAWS if len(launches) >= num else 0)
+        ]
+        yield str(_alarms(verdicts) if percent == 0 else Rate(verdicts.count("worse"), len(verdicts)))
+
+
+def _slowed(pairs: Any, percent: float, *, swap: bool) -> Any:
+    base, head = (pairs.head, pairs.base) if swap else (pairs.base, pairs.head)
+    return dataclasses.replace(pairs, base=base, head=tuple(each * (1 + percent / 100) for each in head))
+
+
+# The others.
+
+Side = Sequence[Sequence[float]]
+"""The samples of some processes."""
+
+Ratio = Callable[[Side, Side], float]
+"""By how much head is slower than base in the eyes of a tool; 1 where it sees no difference."""
+
+
+def _other_rows(lines: Sequence[Any], name: str, budget_s: float) -> Iterator[tuple[str, ...]]:
+    alone = [line for line in lines if line["kind"] == "alone"]
+    if not alone:
+        return
+    seconds = statistics.median(line["spent_s"] / max(1, len(line["sides"][0])) for line in alone)
     num = max(2, round(budget_s / seconds / 2))
     for title, num_processes, ratio in (
         ("asv continuous, 2 processes a side", 2, _asv_ratio),
@@ -151,93 +253,42 @@ def _rows(lines: Sequence[Any], name: str, budget_s: float) -> Iterator[tuple[st
         ("pytest-benchmark, median of one process", 1, _median_ratio),
         (f"pytest-benchmark, median of {num} processes", num, _median_ratio),
     ):
-        yield title, *_others(alone, num_processes, ratio)
+        yield title, *_others(_windows(alone, name, num_processes), ratio)
 
 
-def _launches(lines: Sequence[Any], name: str, percent: float) -> list[list[float]]:
-    """Log-ratios of the pairs, launch by launch."""
-    from benchmarks.harness.gate.evidence import Pairs
-    from benchmarks.harness.metrics import metric
-
-    chosen = [line["sides"] for line in lines if line["kind"] == "lockstep" and line["percent"] == percent]
-    pairs = (Pairs(base=tuple(base[name]), head=tuple(head[name])) for base, head in chosen)
-    return [list(each.logs(metric(name))) for each in pairs]
-
-
-def _found_in_lock_step(launches: Sequence[Sequence[float]]) -> Rate:
-    """Comparisons of disjoint runs of launches."""
-    blocks = [launches[i : i + NUM_LAUNCHES] for i in range(0, len(launches) - NUM_LAUNCHES + 1, NUM_LAUNCHES)]
-    return Rate(sum(map(_finds, blocks)), len(blocks))
+def _windows(alone: Sequence[Any], name: str, num: int) -> list[tuple[Side, Side]]:
+    """Neighbouring processes in turns base and head, by case. Windows overlap: many, but no surer than their number."""
+    found = []
+    for case in alone[0]["sides"][0]:
+        processes = [line["sides"][0][case][name] for line in alone if case in line["sides"][0]]
+        windows = (processes[i : i + 2 * num] for i in range(len(processes) - 2 * num + 1))
+        found += [(window[::2], window[1::2]) for window in windows]
+    return found
 
 
-def _finds(block: Sequence[Sequence[float]]) -> bool:
-    """Whether head is called worse, with a look after each launch from the fourth on."""
-    from benchmarks.harness.gate.paired import MIN_LAUNCHES, over_looks, ratio_over_launches
-
-    for taken in range(MIN_LAUNCHES, len(block) + 1):
-        found = ratio_over_launches(block[:taken])
-        p = over_looks(found.p, taken, first=MIN_LAUNCHES, last=len(block))
-        if p <= FALSE_ALARMS and (found.value or 0) > 0:
-            return True
-    return False
+def _others(windows: Sequence[tuple[Side, Side]], ratio: Ratio) -> Iterator[str]:
+    """With the lowest limit at which 1 % of equal comparisons are false alarms, or the tool's own if that is higher."""
+    equal = sorted(ratio(base, head) for base, head in windows)
+    limit = max(1.0, equal[math.ceil((1 - FALSE_ALARMS) * len(equal)) - 1]) if equal else math.nan
+    yield f"{100 * (limit - 1):.1f} %"
+    for percent in LEVELS:
+        found = [ratio(base, [[each * (1 + percent / 100) for each in samples] for samples in head]) for base, head in windows]
+        yield str(Rate(sum(each > limit for each in found), len(found)))
 
 
-def _drawn(launches: dict[float, list[list[float]]]) -> list[Rate | str]:
-    """Comparisons of launches drawn from those of equal builds, shifted by what the planted ones were measured as.
-
-    They share their launches: many, but no surer than those.
-    """
-    same = [statistics.median(each) for each in launches[0.0]]
-    if len(same) < NUM_LAUNCHES:
-        return ["n/a"] * len(PLANTED)
-    draw = random.Random(0)
-    draws = [draw.sample(same, NUM_LAUNCHES) for _ in range(NUM_DRAWS)]
-    shifts = [statistics.median(map(statistics.median, launches[percent] or [[math.nan]])) for percent in PLANTED[1:]]
-    return [
-        Rate(sum(_finds([[each + shift] for each in drawn]) for drawn in draws), NUM_DRAWS) for shift in (0.0, *shifts)
-    ]
-
-
-def _processes(lines: Sequence[Any], name: str, percent: float) -> list[list[float]]:
-    return [line["sides"][0][name] for line in lines if line["kind"] == "alone" and line["percent"] == percent]
-
-
-Ratio = Callable[[Sequence[Sequence[float]], Sequence[Sequence[float]]], float]
-"""By how much head is slower than base in the eyes of a tool; 1 where it sees no difference."""
-
-
-def _asv_ratio(base: Sequence[Sequence[float]], head: Sequence[Sequence[float]]) -> float:
+def _asv_ratio(base: Side, head: Side) -> float:
     """The ratio of medians where asv's own test calls the samples different."""
     from asv._stats import is_different
     from asv_runner.statistics import compute_stats
 
     pooled = [[sample for process in side for sample in process] for side in (base, head)]
     told = [compute_stats(side, 1)[1] for side in pooled]
-    differ = is_different(pooled[0], pooled[1], told[0], told[1])
-    return statistics.median(pooled[1]) / statistics.median(pooled[0]) if differ else 1.0
+    return _median_ratio(base, head) if is_different(pooled[0], pooled[1], told[0], told[1]) else 1.0
 
 
-def _median_ratio(base: Sequence[Sequence[float]], head: Sequence[Sequence[float]]) -> float:
+def _median_ratio(base: Side, head: Side) -> float:
     pooled = [[sample for process in side for sample in process] for side in (base, head)]
     return statistics.median(pooled[1]) / statistics.median(pooled[0])
-
-
-def _others(alone: dict[float, list[list[float]]], num: int, ratio: Ratio) -> tuple[str, ...]:
-    """With the lowest limit at which 1 % of identical comparisons are false alarms, or the tool's own if higher."""
-    same = _ratios(alone[0.0][::2], alone[0.0][1::2], num, ratio)
-    if not same:
-        return ("n/a",) * 4
-    limit = max(1.0, sorted(same)[min(len(same) - 1, int((1 - FALSE_ALARMS) * len(same)))])
-    rates = [Rate(sum(each > limit for each in same), len(same))]
-    for percent in PLANTED[1:]:
-        found = _ratios(alone[0.0], alone[percent], num, ratio)
-        rates.append(Rate(sum(each > limit for each in found), len(found)))
-    return f"{100 * (limit - 1):.1f} %", *map(str, rates)
-
-
-def _ratios(base: Sequence[Any], head: Sequence[Any], num: int, ratio: Ratio) -> list[float]:
-    """Every run of `num` neighbours on both sides; those overlap, so that their number promises more than it holds."""
-    return [ratio(base[i : i + num], head[i : i + num]) for i in range(min(len(base), len(head)) - num + 1)]
 
 
 if __name__ == "__main__":
