@@ -89,6 +89,8 @@ def pytest_configure(config: pytest.Config) -> None:
         raise pytest.UsageError("--benchmark-disable contradicts the other --benchmark options: leave out one of them")
     elif config.getoption("numprocesses", None) or config.getoption("tx", None):
         raise pytest.UsageError("benchmarks are not timed beside other workers (xdist is on): leave out -n")
+    if config.getoption("dist", "no") == "load" and not config.getoption("--prove-red"):
+        config.option.dist = "loadfile"  # what a file prepares for all its tests is prepared once, not by each worker
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:

@@ -16,10 +16,9 @@ settings.register_profile("no clock", deadline=None)  # a busy machine is no fau
 settings.load_profile("no clock")
 
 
-@pytest.fixture(scope="session", autouse=True)
+@pytest.fixture(scope="module", autouse=True)
 def _set_aside():
-    """What was imported is nothing to collect: measuring code collects before each case, and tests do so often."""
-    gc.collect()
+    """What others left is nothing to collect: measuring code collects before each case, and tests do so often."""
     gc.freeze()
 
 

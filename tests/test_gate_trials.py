@@ -117,7 +117,8 @@ def both_ways(seed):
     return by_judge, at_once
 
 
-SEEDS = range(20)
+SEEDS = (4, 5, 6, 14, 15, 20)
+"""Few worlds, in which every verdict and every length comes about."""
 
 
 @pytest.mark.parametrize("seed", SEEDS)

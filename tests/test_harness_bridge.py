@@ -466,6 +466,7 @@ def old_project(tmp_path_factory):
     return folder, build
 
 
+@pytest.mark.slow
 def test_what_an_older_commit_lacks_is_not_there_and_nothing_has_failed(old_project):
     folder, build = old_project
     old = by_test(probe(folder, BUILD=str(build))[1]["bench_old:1"])
@@ -476,6 +477,7 @@ def test_what_an_older_commit_lacks_is_not_there_and_nothing_has_failed(old_proj
     assert set(old.failed) == {("test_misspelt", ""), ("test_misnamed", "")}, "the checkout lacks these as well"
 
 
+@pytest.mark.slow
 def test_in_the_checkouts_own_build_a_misspelt_option_is_an_error(old_project):
     now = by_test(probe(old_project[0])[1]["bench_old:1"])
     assert {test for test, *_ in now.values} == {"test_metric", "test_nothing_else", "test_option"}

@@ -215,6 +215,7 @@ def keep_for_ever(run):
 CASE = sample_results.streamed_case(8)
 
 
+@pytest.mark.slow
 def test_a_kill_at_any_moment_leaves_whole_passes(asv):
     """Each process is killed while it writes a long file: what is there is whole, and the next one goes on."""
     path = asv / "provenance" / HOST / "c0ffeec0ffee-py3.11.jsonl"

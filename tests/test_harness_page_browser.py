@@ -14,6 +14,8 @@ from benchmarks.harness.archive import read_archives
 from benchmarks.harness.page import render_page
 from benchmarks.harness.results import Flag
 
+pytestmark = pytest.mark.slow
+
 WIDTHS, SCHEMES = (1280, 400), ("light", "dark")
 HOW_TO_GET_IT = "apt-get install chromium && pip install playwright"
 

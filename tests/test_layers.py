@@ -135,7 +135,9 @@ INSTRUMENT = {
     "harness.gate.verdict": (
         "harness.errors harness.gate.evidence harness.gate.rows harness.gate.rules harness.gate.timed"
     ),
-    "harness.gate.reference": "harness.errors harness.files harness.gate.evidence harness.metrics datetime",
+    "harness.gate.reference": (
+        "harness.errors harness.files harness.gate.evidence harness.metrics harness.stats datetime"
+    ),
     # What asv has stored, read as evidence.
     "harness.gate.asv_files": "harness.errors",
     "harness.gate.rounds": (
@@ -154,7 +156,10 @@ INSTRUMENT = {
     "harness.gate.census": "harness.gate.evidence harness.gate.revisions",
     "harness.gate.turns": "harness.errors harness.measure",
     "harness.gate.worker": "| harness.gate.session",
-    "harness.gate.lockstep": "harness.archive harness.gate.evidence harness.gate.turns harness.gate.worker time",
+    "harness.gate.spin": "",
+    "harness.gate.lockstep": (
+        "harness.archive harness.gate.evidence harness.gate.spin harness.gate.turns harness.gate.worker time"
+    ),
     "harness.gate.progress": "| rich",
     "harness.gate.comparison": (
         "harness.errors harness.gate.builds harness.gate.census harness.gate.evidence harness.gate.lockstep "
@@ -162,7 +167,8 @@ INSTRUMENT = {
     ),
     # How often the gate is wrong on this machine.
     "harness.gate.looks": (
-        "harness.gate.evidence harness.gate.paired harness.gate.rules harness.gate.timed harness.metrics numpy | scipy"
+        "harness.gate.evidence harness.gate.paired harness.gate.rules harness.gate.timed harness.metrics harness.stats "
+        "numpy | scipy"
     ),
     "harness.gate.trials": "harness.gate.looks harness.gate.paired harness.gate.rules numpy",
     "harness.gate.gathering": (
@@ -216,7 +222,8 @@ INSTRUMENT = {
     "asv_suite": "harness.bridge",
     "bench_*": "pytest",
     "studies": "",
-    "studies.*": "typer time | harness.* asv asv_runner",
+    "studies.gate_power": "studies.gates typer time | harness.gate.*",
+    "studies.gates": "harness.gate.* harness.metrics harness.stats | asv asv_runner",
     "__main__": (
         "harness.gate.cli typer | harness.doctor harness.archive harness.count_gate harness.errors harness.exports"
     ),
@@ -250,6 +257,7 @@ class Edge:
 
 
 parse = functools.cache(ast.parse)
+imports_of = functools.cache(lambda tree: tuple(imports(tree)))
 
 
 def sources(root: Path, *trees: str) -> Iterator[tuple[str, str, ast.Module]]:
@@ -267,7 +275,7 @@ def edges(root: Path) -> list[Edge]:
     return [
         Edge(path, node.lineno, module, target, late)
         for path, module, tree in sources(root, *TREES)
-        for node, late in imports(tree)
+        for node, late in imports_of(tree)
         for target in targets(node, path, module, modules)
         if target not in sys.stdlib_module_names or target in CLOCKS
     ]

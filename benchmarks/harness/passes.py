@@ -26,6 +26,7 @@ from benchmarks.harness.errors import InstrumentError
 from benchmarks.harness.fixtures import RESULTS, benchmark_id, case_id, is_benchmark
 from benchmarks.harness.gate.anchoring import MAX_SAMPLES, anchor, reference_beside, told_anchored, with_anchors
 from benchmarks.harness.gate.reference import Reference, load_reference
+from benchmarks.harness.gate.spin import with_brief_spin
 from benchmarks.harness.guards import OlderBuild, TimeLimit
 from benchmarks.harness.identity import refuse_another_machine
 from benchmarks.harness.provenance import prove_installed
@@ -123,6 +124,7 @@ def _session(folder: Path, taken: "Taken", older: OlderBuild, reference: Referen
     with contextlib.ExitStack() as stack:
         plugins: list[object] = [taken, older, TimeLimit(CASE_LIMIT_S)]
         if reference is not None:
+            os.environ.update(with_brief_spin(os.environ))  # torch has not been loaded yet
             beside = stack.enter_context(reference_beside(reference, folder.parent, arguments, taken.index_of))
             plugins.append(beside)
         _, output = run_pytest(folder, ["--benchmark-only", *arguments], *plugins)

@@ -89,7 +89,7 @@ def median(samples: Sequence[float]) -> float | None:
 
 
 def hodges_lehmann(samples: Sequence[float]) -> float | None:
-    """The median of all pairs' means, each sample paired with itself too (Hodges and Lehmann 1963); None for no samples.
+    """The median of all pairs' means, each sample with itself too (Hodges and Lehmann 1963); None for no samples.
 
     On normal noise as sure as the mean (of 5 samples the median needs a third more), yet one wild sample of 5 cannot
     carry it away.

@@ -23,6 +23,7 @@ from typing import Any, NamedTuple
 from benchmarks.harness.archive import read_result
 from benchmarks.harness.gate import worker as worker_script
 from benchmarks.harness.gate.evidence import Launch, Side
+from benchmarks.harness.gate.spin import with_brief_spin
 from benchmarks.harness.gate.turns import Place, WorkerError, receive, send
 
 PATIENCE_S = 900.0
@@ -121,8 +122,9 @@ class Worker:
 
 
 def _environment() -> dict[str, str]:
-    """Nothing that could bring another nanoserve onto the path."""
-    return {name: value for name, value in os.environ.items() if name not in ("PYTHONPATH", "PYTHONHOME")}
+    """Nothing that could bring another nanoserve onto the path, and threads that leave the cores to others."""
+    kept = {name: value for name, value in os.environ.items() if name not in ("PYTHONPATH", "PYTHONHOME")}
+    return with_brief_spin(kept)
 
 
 def launch_pair(

@@ -36,8 +36,8 @@ ALL = slice(None)
 class Pool:
     """Launches that all measured the same quantities, in the order in which they ran.
 
-    `logs` holds the centre of each launch's log-ratios of costs, `base` its samples of base, `control` the log-ratio of the
-    control kernel beside the two sides; NaN where the launch was disturbed, or has no such number.
+    `logs` holds the centre of each launch's log-ratios of costs, `base` its samples of base, `control` the log-ratio
+    of the control kernel beside the two sides; NaN where the launch was disturbed, or has no such number.
     """
 
     keys: tuple[Key, ...]

@@ -112,9 +112,7 @@ def anchored_costs(evidence: Evidence, reference: Reference) -> dict[Key, float]
     if unknown:
         raise InstrumentError(f"no nominal cost is known of {unknown[0]}; calibrate: {SET_COMMAND}")
     return {
-        key: reference.nominal[key] * math.exp(_log_ratio(key, pairs))
-        for key, pairs in evidence.pairs.items()
-        if pairs
+        key: reference.nominal[key] * math.exp(_log_ratio(key, pairs)) for key, pairs in evidence.pairs.items() if pairs
     }
 
 
