@@ -5,8 +5,11 @@ made of this working tree. Counts need two launches of the smallest shape; time 
 """
 
 import json
+import subprocess
 import sys
+import time
 
+import psutil
 import pytest
 from asv_repository import commit, copy_tree, git, make_environment, run
 
@@ -119,6 +122,27 @@ def test_a_wrong_direction_is_refused_before_anything_is_measured(compare):
     done, told = compare("direction", *COUNTS)
     assert (done.returncode, told) == (2, {})
     assert "cannot be better when higher" in done.stderr
+
+
+def test_workers_end_when_their_leader_is_killed(repository, environment):
+    git(repository, environment, "checkout", "-q", "untouched")
+    command = [sys.executable, "-m", "benchmarks", "compare", "main", "untouched", "-k", "prompt_length and 16"]
+    with subprocess.Popen([*command, "--model", "tiny"], cwd=repository, env=environment, text=True) as leader:
+        workers = workers_of(leader)
+        leader.kill()
+    _, alive = psutil.wait_procs(workers, timeout=60)
+    assert alive == []
+
+
+def workers_of(leader):
+    """Its two worker processes, once they are there."""
+    for _ in range(600):
+        children = psutil.Process(leader.pid).children() if leader.poll() is None else []
+        found = [child for child in children if any(part.endswith("worker.py") for part in child.cmdline())]
+        if len(found) == 2:
+            return found
+        time.sleep(0.2)
+    raise AssertionError(f"no two workers of a leader that ended with {leader.poll()}")
 
 
 @pytest.mark.alone
