@@ -16,6 +16,8 @@ from pathlib import Path
 
 import pytest
 from asv_repository import (
+    LAYERS,
+    ONE_MORE,
     asv,
     borrow_packages,
     commit,
@@ -34,8 +36,6 @@ from benchmarks.harness.unreadable import unreadable_results
 ARGUMENTS = "--model tiny --device cpu --samples 2 -k '16 and (prompt_length or decode_step or prefill)'"
 SERIES = "bench_work.test_decode_step.track_num_operators"
 NUM_COMMITS, PLANTED = 17, 9
-LAYERS = "        for layer in self.layers:\n"
-ONE_MORE = f"{LAYERS}            hidden = hidden + 0\n"
 
 pytestmark = pytest.mark.slow
 

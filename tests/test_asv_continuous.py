@@ -11,6 +11,8 @@ import sys
 
 import pytest
 from asv_repository import (
+    LAYERS,
+    SLOWER,
     asv,
     commit,
     commit_of,
@@ -21,13 +23,6 @@ from asv_repository import (
     results_of,
     run,
 )
-
-LAYERS = "        for layer in self.layers:\n"
-SLOWER = f"""{LAYERS}\
-            if hidden.shape[0] == 1 and layer.self_attn.layer < 4:
-                layer(hidden, rope, cache)
-"""
-"""In decode steps only, 4 of the 20 layers run twice: a fifth more real work, the same tokens."""
 
 CHOSEN = "-k '(prompt_length or decode_step) and 16'"
 ARGUMENTS = f"--model small --device cpu {CHOSEN}"

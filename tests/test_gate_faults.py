@@ -11,20 +11,13 @@ import time
 
 import psutil
 import pytest
-from asv_repository import commit, copy_tree, git, make_environment, run
-
-LAYERS = "        for layer in self.layers:\n"
-TWICE = f"""{LAYERS}\
-            if hidden.shape[0] == 1 and layer.self_attn.layer < 4:
-                layer(hidden, rope, cache)
-"""
-"""In decode steps only, 4 of the 20 layers of the shape `small` run twice."""
+from asv_repository import LAYERS, ONE_MORE, SLOWER, commit, copy_tree, git, make_environment, run
 
 UPSIDE_DOWN = '"s", "weighting": "request", "better": "higher"'
 
 FAULTS = {
-    "slower": ("nanoserve/models/llama.py", LAYERS, TWICE),
-    "operator": ("nanoserve/models/llama.py", LAYERS, f"{LAYERS}            hidden = hidden + 0\n"),
+    "slower": ("nanoserve/models/llama.py", LAYERS, SLOWER),
+    "operator": ("nanoserve/models/llama.py", LAYERS, ONE_MORE),
     "leak": ("nanoserve/engine.py", "        self._runs.pop(request_id, None)\n", ""),
     "nan": (
         "nanoserve/engine.py",

@@ -15,6 +15,7 @@ import pytest
 import sample_results
 from asv.results import Results
 from asv.runner import BenchmarkResult
+from child_process import inherited
 
 from benchmarks.harness import apart, bridge, guards, passes, suite
 from benchmarks.harness.errors import ForeignPackageError, InstrumentError
@@ -169,8 +170,10 @@ KEY, OTHER_KEY = "bench_scratch:1", "bench_other-one:1"
 
 def probe(folder, *arguments, prefix=(), **variables):
     """What asv would discover, and what each pass leaves; with "collect only" nothing is measured."""
-    inherited = {name: value for name, value in os.environ.items() if not name.startswith(("PYTEST_", "ASV"))}
-    environment = inherited | {"NANOSERVE_BENCH_ARGS": "--model tiny --device cpu --samples 1", "OMP_NUM_THREADS": "1"}
+    environment = inherited() | {
+        "NANOSERVE_BENCH_ARGS": "--model tiny --device cpu --samples 1",
+        "OMP_NUM_THREADS": "1",
+    }
     command = [sys.executable, *prefix, "-c", PROBE, *arguments]
     if prefix:
         command = [sys.executable, *prefix]

@@ -14,6 +14,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+from child_process import inherited
 
 import nanoserve
 from benchmarks.bench_kv_cache import LATENCIES
@@ -70,7 +71,7 @@ def test_is_no_benchmark(): pass
 
 class Session:
     def __init__(self, folder, *arguments, **settings):
-        environment = {name: value for name, value in os.environ.items() if not name.startswith(("PYTEST_", "ASV"))}
+        environment = inherited()
         environment["OMP_NUM_THREADS"] = "1"  # a busy machine must not make tiny sessions slow
         environment["PYTHONPATH"] = str(Path(nanoserve.__file__).parents[1])  # the very engine that is tested here
         environment |= settings
