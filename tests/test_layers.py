@@ -216,8 +216,8 @@ INSTRUMENT = {
     "harness.passes": "harness.* pytest",
     "harness.bridge": "harness harness.* pytest | asv_runner",
     "harness.doctor": (
-        "| harness.clock harness.errors harness.gate.reference harness.overhead harness.unreadable nanoserve "
-        "nanoserve.catalog torch packaging"
+        "| harness.clock harness.errors harness.gate.calibration_file harness.gate.reference harness.overhead "
+        "harness.unreadable nanoserve nanoserve.catalog torch packaging"
     ),
     "asv_suite": "harness.bridge",
     "bench_*": "pytest",

@@ -254,6 +254,7 @@ def check_asv_results() -> Finding:
 def check_gate() -> Finding:
     """Without a reference asv's times follow the host; without a calibration nobody knows what the gate finds."""
     from benchmarks.harness.errors import InstrumentError
+    from benchmarks.harness.gate.calibration_file import calibration_file
     from benchmarks.harness.gate.reference import SET_COMMAND, load_reference
 
     try:
@@ -262,7 +263,7 @@ def check_gate() -> Finding:
         return Finding("gate", "missing", str(error), SET_COMMAND)
     if reference is None:
         return Finding("gate", "warn", "no reference is set: asv stores raw times, which follow the host", SET_COMMAND)
-    if not (ROOT / ".benchmarks" / "calibration.json").exists():
+    if not calibration_file(ROOT).exists():
         what = "how often the gate is wrong on this machine is not known"
         return Finding("gate", "warn", what, "python -m benchmarks calibrate")
     return Finding("gate", "ok", f"reference {reference}; calibrated")

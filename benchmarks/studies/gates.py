@@ -134,7 +134,7 @@ def _drawn(equal: ByCase, name: str) -> Iterator[str]:
 
 def _slowed(pairs: Pairs, percent: float, *, swap: bool) -> Pairs:
     base, head = (pairs.head, pairs.base) if swap else (pairs.base, pairs.head)
-    return dataclasses.replace(pairs, base=base, head=tuple(each * (1 + percent / 100) for each in head))
+    return dataclasses.replace(pairs, base=base, head=tuple(_slower(head, percent)))
 
 
 def _anchored(equal: ByCase, name: str, limit_percent: float) -> Iterator[str]:
@@ -144,7 +144,7 @@ def _anchored(equal: ByCase, name: str, limit_percent: float) -> Iterator[str]:
     num_draws = NUM_DRAWS if len(ratios) >= num else 0
     draws = [[[math.exp(each)] for each in draw.sample(ratios, num)] for _ in range(num_draws)]
     for percent in LEVELS:
-        found = [_asv_ratio(drawn[:NUM_PASSES], _times(drawn[NUM_PASSES:], percent)) for drawn in draws]
+        found = [_asv_ratio(drawn[:NUM_PASSES], _all_slower(drawn[NUM_PASSES:], percent)) for drawn in draws]
         alarms = [each > 1 + limit_percent / 100 or (percent == 0 and each < 1 - limit_percent / 100) for each in found]
         yield str(Rate(sum(alarms), len(alarms)))
 
@@ -184,12 +184,16 @@ def _others(windows: Sequence[tuple[Side, Side]], ratio: Ratio) -> Iterator[str]
     limit = max(1.0, equal[math.ceil((1 - FALSE_ALARMS) * len(equal)) - 1]) if equal else math.nan
     yield f"{100 * (limit - 1):.1f} %"
     for percent in LEVELS:
-        found = [ratio(base, _times(head, percent)) for base, head in windows]
+        found = [ratio(base, _all_slower(head, percent)) for base, head in windows]
         yield str(Rate(sum(each > limit for each in found), len(found)))
 
 
-def _times(side: Side, percent: float) -> Side:
-    return [[each * (1 + percent / 100) for each in samples] for samples in side]
+def _all_slower(side: Side, percent: float) -> Side:
+    return [_slower(samples, percent) for samples in side]
+
+
+def _slower(samples: Sequence[float], percent: float) -> list[float]:
+    return [each * (1 + percent / 100) for each in samples]
 
 
 def _asv_ratio(base: Side, head: Side) -> float:
@@ -197,11 +201,14 @@ def _asv_ratio(base: Side, head: Side) -> float:
     from asv._stats import is_different
     from asv_runner.statistics import compute_stats
 
-    pooled = [[sample for process in side for sample in process] for side in (base, head)]
-    told = [compute_stats(side, 1)[1] for side in pooled]
-    return _median_ratio(base, head) if is_different(pooled[0], pooled[1], told[0], told[1]) else 1.0
+    pooled = [_pooled(side) for side in (base, head)]
+    told = [compute_stats(samples, 1)[1] for samples in pooled]
+    return _median_ratio(base, head) if is_different(*pooled, *told) else 1.0
 
 
 def _median_ratio(base: Side, head: Side) -> float:
-    pooled = [[sample for process in side for sample in process] for side in (base, head)]
-    return statistics.median(pooled[1]) / statistics.median(pooled[0])
+    return statistics.median(_pooled(head)) / statistics.median(_pooled(base))
+
+
+def _pooled(side: Side) -> list[float]:
+    return [*itertools.chain(*side)]

@@ -60,7 +60,7 @@ def compare(
     """Did HEAD make anything worse than BASE? The sharp instrument.
 
     Two processes, one per commit, each with its own installed nanoserve, run the checkout's benchmarks in lock step:
-    one run each, in random order, again and again, in several launches. Stops as soon as the verdict is clear.
+    one step each, in random order, again and again, in several launches. Stops as soon as the verdict is clear.
 
     Exit status: 0 same or better, 1 worse, 3 cannot tell, 4 no data (something was not measured on a side),
     5 contaminated (somebody else used the machine), 2 wrong usage.

@@ -1,4 +1,4 @@
-"""One launch: two fresh worker processes measure the same benchmarks in turns, one run each, in random order.
+"""One launch: two fresh worker processes measure the same benchmarks in turns, one step each, in random order.
 
 Knows processes, turns and what a worker sends at its end. Refuses to know what a run is and what the numbers say. A
 worker that dies or hangs takes nothing but its own results along; no worker outlives the call.

@@ -84,7 +84,7 @@ def _centre_of(number: int, launch: Sequence[float]) -> float:
 def centre(launches: NDArray[np.float64]) -> tuple[NDArray[np.float64], NDArray[np.float64], int]:
     """Centre of the last axis, its standard error, and Student's degrees of freedom of their quotient.
 
-    Trimmed alike at both ends from 8 launches on (Yuen 1974): the error is that of the winsorised launches.
+    Trimmed alike at both ends from 10 launches on (Yuen 1974): the error is that of the winsorised launches.
     """
     n = launches.shape[-1]
     cut = n // 10
