@@ -146,8 +146,8 @@ def test_a_reference_chosen_later_does_not_continue_the_raw_series(repository, e
 def test_another_package_than_the_installed_one_is_refused(repository, environment):
     """With the checkout's own nanoserve first on the path, nothing is measured and the reason is told."""
     (site_packages,) = (repository / ".asv" / "env").glob("*/lib/python*/site-packages")
-    shadow = site_packages / "sitecustomize.py"
-    shadow.write_text(f"import sys\nsys.path.insert(0, {str(repository)!r})\n")
+    shadow = site_packages / "shadow.pth"  # a sitecustomize.py would come after the system's own, and never run
+    shadow.write_text(f"import sys; sys.path.insert(0, {str(repository)!r})\n")
     try:
         done = asv(repository, environment, "run", "HEAD^!", "--quick", "--show-stderr")
     finally:
