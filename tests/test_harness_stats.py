@@ -10,7 +10,7 @@ from fractions import Fraction
 import numpy as np
 import pytest
 import scipy.stats
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from benchmarks.harness.errors import InstrumentError
@@ -114,6 +114,7 @@ def test_one_bad_sample_does_not_inflate_the_spread():
 # Medians, spreads and percentiles.
 
 
+@example(samples=[536870913.0, -536870912.9999999])
 @given(samples=st.lists(FINITE, min_size=1, max_size=40))
 def test_median_and_deviation_are_those_of_the_standard_library(samples):
     middle = statistics.median(samples)

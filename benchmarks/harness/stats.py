@@ -84,8 +84,12 @@ def quantile(samples: Sequence[float], q: float) -> float | None:
 
 
 def median(samples: Sequence[float]) -> float | None:
-    """The middle sample, or the mean of the middle two; None for no samples."""
-    return quantile(samples, 0.5)
+    """The middle sample, or the mean of the middle two; None for no samples.
+
+    Not `quantile`: interpolating between two large numbers of opposite signs loses their sum.
+    """
+    array = finite_array(samples)
+    return float(np.median(array)) if array.size else None
 
 
 def hodges_lehmann(samples: Sequence[float]) -> float | None:
