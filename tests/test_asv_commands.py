@@ -210,7 +210,7 @@ def site(repository, environment, other_machine):
             address = re.search(r"Serving at (http://\S+)", preview.stdout.readline())
         yield address[1]
     finally:
-        preview.send_signal(signal.SIGINT)
+        preview.terminate()  # who was started in the background ignores SIGINT
         preview.communicate(timeout=30)
     assert preview.returncode == 0
 
