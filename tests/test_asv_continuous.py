@@ -51,6 +51,9 @@ def repository(tmp_path_factory, environment):
         model.write_text(changed)
         commit(folder, environment, branch)
     assert asv(folder, environment, "machine", "--yes").returncode == 0
+    git(folder, environment, "checkout", "-q", "main")
+    asv(folder, environment, "setup")  # exits with 1 where all went well (asv 0.6.6 hands its list to sys.exit)
+    assert list((folder / ".asv" / "env").glob("*/lib/python*/site-packages/torch"))
     return folder
 
 
