@@ -15,7 +15,12 @@ if "PYTEST_XDIST_WORKER" in os.environ:
     # Before anything imports torch: threads of several workers wait for each other, and tests run 20 times slower.
     os.environ.setdefault("OMP_NUM_THREADS", "1")
 
-pytest_plugins = ("benchmarks.harness.fixtures",)
+pytest_plugins = (  # in the order of their imports, or pytest could not rewrite the asserts of the later ones
+    "benchmarks.harness.progress",
+    "benchmarks.harness.fixtures",
+    "benchmarks.harness.publishing",
+    "benchmarks.harness.resume",
+)
 
 _ASKS_FOR_TIMING = ("only", "enable", "json", "save", "autosave", "compare", "compare_fail", "histogram")
 _MARKERS = (
@@ -24,6 +29,8 @@ _MARKERS = (
     "alone: times something; skipped beside other workers (-n)",
     "prove_red: swaps a wrong formula in and sees the tests fail; runs with --prove-red",
     "desk: a case too slow to be measured sixteen times; asv leaves it out",
+    "full: a case that only the profile `full` measures",
+    "study: a case that the profile `study` measures",
     "arms(name={option: value}, ...): the arms that take turns inside one benchmark",
     "quantities(name, ...): the metrics that a benchmark promises to measure",
 )
@@ -34,14 +41,15 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     group.addoption("--device", default="auto", help="auto, cpu, cuda or cuda:N (default: auto)")
     group.addoption("--model", help="catalog name, folder, GGUF file or hub id (default: by device)")
     group.addoption("--dtype", default="auto", help="auto, float32, bfloat16 or float16 (default: auto)")
-    group.addoption("--samples", type=_whole("--samples", 1), default=6, help="timed runs per arm (default: 6)")
+    group.addoption("--profile", default="default", metavar="NAME", help=f"what is measured: {_profiles()}")
     group.addoption(
-        "--max-warmups", type=_whole("--max-warmups", 0), default=5, help="warm-up runs per arm, at most (default: 5)"
+        "--resume", action="store_true", help="go on with a session that was interrupted, after what it has measured"
     )
+    group.addoption("--samples", type=_whole("--samples", 1), help="timed runs per arm (default: 6)")
+    group.addoption("--max-warmups", type=_whole("--max-warmups", 0), help="warm-up runs per arm, at most (default: 5)")
     group.addoption(
         "--max-warmup-s",
         type=_amount("--max-warmup-s", "seconds"),
-        default=10.0,
         help="seconds of warm-up after which no further run begins (default: 10)",
     )
     group.addoption(
@@ -54,6 +62,12 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         "--prove-red", action="store_true", help="run nothing but the proof that wrong formulas turn the tests red"
     )
     group.addoption("--slow", action="store_true", help="also run the tests marked slow")
+
+
+def _profiles() -> str:
+    from benchmarks.harness.profiles import PROFILES
+
+    return "; ".join(f"{name}: {each.purpose}" for name, each in PROFILES.items()) + " (default: default)"
 
 
 def _whole(option: str, least: int):
@@ -83,6 +97,7 @@ def pytest_configure(config: pytest.Config) -> None:
     """Runs before pytest-benchmark reads its options."""
     for marker in _MARKERS:
         config.addinivalue_line("markers", marker)
+    _apply_profile(config)
     if not any(config.getoption(f"benchmark_{name}", None) for name in _ASKS_FOR_TIMING):
         config.option.benchmark_disable = True
     elif config.getoption("benchmark_disable", False):
@@ -93,13 +108,37 @@ def pytest_configure(config: pytest.Config) -> None:
         config.option.dist = "loadfile"  # what a file prepares for all its tests is prepared once, not by each worker
 
 
+def _apply_profile(config: pytest.Config) -> None:
+    """Fill in what the command line leaves open."""
+    from benchmarks.harness.errors import InstrumentError
+    from benchmarks.harness.profiles import profile
+
+    try:
+        implied = profile(config.getoption("--profile")).options
+    except InstrumentError as error:
+        raise pytest.UsageError(str(error)) from None
+    for name, value in implied.items():
+        if getattr(config.option, name) is None:
+            setattr(config.option, name, value)
+
+
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     if config.getoption("benchmark_only"):
         _deselect(config, items, lambda item: "benchmark" not in getattr(item, "fixturenames", ()))
+    if not config.getoption("benchmark_disable") or config.getoption("--profile") != "default":
+        _keep_profile(config, items)
     proves = config.getoption("--prove-red")
     _deselect(config, items, lambda item: (item.get_closest_marker("prove_red") is not None) != proves)
     if not config.getoption("--slow") and "slow" not in config.getoption("-m"):
         _deselect(config, items, lambda item: item.get_closest_marker("slow") is not None)
+
+
+def _keep_profile(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Of the benchmarks, those that the profile measures. Untimed, every one runs: whether it works is cheap to see."""
+    from benchmarks.harness.profiles import profile
+
+    chosen = profile(config.getoption("--profile"))
+    _deselect(config, items, lambda item: not chosen.wants({mark.name for mark in item.iter_markers()}))
 
 
 def _deselect(config, items, unwanted) -> None:
@@ -139,10 +178,21 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: p
 
 
 def _print_results(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:
-    from benchmarks.harness.fixtures import RESULTS
+    from benchmarks.harness.publishing import RESULTS
 
     results = config.stash.get(RESULTS, [])
     if results:
         from benchmarks.harness.report import print_summary
 
         print_summary(results, config.rootpath / ".benchmarks" / "curves", terminalreporter)
+        if config.getoption("--profile") == "study":
+            _print_study(results, config.rootpath / ".benchmarks" / "study", terminalreporter)
+
+
+def _print_study(results, folder, terminalreporter: pytest.TerminalReporter) -> None:
+    from benchmarks.studies.cache_curve import tell, write
+
+    terminalreporter.section("beside the published study")
+    terminalreporter.write(tell(results))
+    for path in write(results, folder):
+        terminalreporter.write_line(f"study: {path}")

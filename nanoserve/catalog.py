@@ -44,7 +44,7 @@ SHAPES: dict[str, ModelConfig] = {
     ),
     "tiny": ModelConfig(
         vocab_size=512, hidden_size=64, intermediate_size=128, num_layers=2, num_heads=4, num_kv_heads=2,
-        head_dim=16, max_context_tokens=1024, tie_embeddings=True,
+        head_dim=16, max_context_tokens=2048, tie_embeddings=True,
     ),
 }  # fmt: skip
 

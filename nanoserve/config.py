@@ -12,7 +12,7 @@ from typing import Any, Self
 from nanoserve.errors import ConfigError, RequestError, unknown
 
 DTYPES = ("auto", "float32", "bfloat16", "float16")
-CACHES = ("contiguous", "none")
+CACHES = ("contiguous", "growing", "none")
 
 
 class _Options:
@@ -76,7 +76,8 @@ class EngineConfig(_Options):
 
     `model`: a catalog name, a local folder, a GGUF file or a hub id. `device`: auto, cpu, cuda, cuda:N.
     `dtype` auto is a 16-bit type on a GPU and float32 on a CPU.
-    `cache` none recomputes every position at every step. `seed` fixes the weights of a random model.
+    `cache` none recomputes every position at every step, growing copies what it holds at every step.
+    `seed` fixes the weights of a random model.
     """
 
     model: str = "smollm2-135m"

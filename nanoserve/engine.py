@@ -14,6 +14,7 @@ from typing import Any, Protocol
 import torch
 
 from nanoserve.cache.contiguous import ContiguousCache
+from nanoserve.cache.growing import GrowingCache
 from nanoserve.cache.kv import KVCache, NoCache
 from nanoserve.config import EngineConfig, SamplingParams
 from nanoserve.errors import RequestError
@@ -151,6 +152,8 @@ class Engine:
     def _make_cache(self, num_tokens: int) -> KVCache:
         if self.cache == "none":
             return NoCache()
+        if self.cache == "growing":
+            return GrowingCache(self.loaded.config.num_layers)
         return ContiguousCache(self.loaded.config, num_tokens, self.loaded.dtype, self.loaded.device)
 
     def _advance_or_abort(self, request: Request) -> TokenEvent:

@@ -40,7 +40,7 @@ def run(rng, num_tokens, *, ttft_s=0.005, itl_s=0.002, noise=0.05):
 
 
 def streamed_case(x=8, *, axis="new_tokens", arms=("cached", "naive"), num_runs=6, seed=0, **changes):
-    """A benchmark case as `measure.stream` and `measure.speedup` leave it; each further arm is slower at length."""
+    """A benchmark case as `measure.stream` and `measure.compare` leave it; each further arm is slower at length."""
     rng = random.Random(f"{seed} {x}")
     runs = {
         arm: tuple(run(rng, x, itl_s=0.002 + 0.0001 * x * place) for _ in range(num_runs))

@@ -301,7 +301,7 @@ def refused(main, monkeypatch):
     ("arguments", "words"),
     [
         ("hi --dtype int3", ["'int3'", "auto, float32, bfloat16, float16"]),
-        ("hi --cache ring", ["'ring'", "contiguous, none"]),
+        ("hi --cache ring", ["'ring'", "contiguous, growing, none"]),
         ("hi --max-new-tokens 0", ["max_new_tokens", "at least 1", "0"]),
         ("hi --max-new-tokens -1", ["max_new_tokens", "at least 1", "-1"]),
         ("hi --temperature -1", ["temperature", "0 (greedy)", "-1.0"]),
@@ -346,12 +346,12 @@ def test_an_unknown_model_is_refused_with_the_known_ones(refused, name):
 
 def test_a_prompt_longer_than_the_context_is_refused_with_both_numbers(refused, tiny_config):
     words = [
-        "2000 tokens",
+        "3000 tokens",
         "max_new_tokens 64",
         f"context of {tiny_config.max_context_tokens}",
-        "shorten either by 1040",
+        "shorten either by 1016",
     ]
-    refused("generate", "a" * 2000, "--model", "tiny", words=words)
+    refused("generate", "a" * 3000, "--model", "tiny", words=words)
     refused("generate", "a", "--model", "tiny", "--max-new-tokens", "1000000000", words=["max_new_tokens 1000000000"])
 
 

@@ -29,7 +29,8 @@ def test_streamed_equals_collected(scripted):
 
 
 @pytest.mark.parametrize(
-    ("cache", "positions"), [("contiguous", [0, 1, 2, 3, 4]), ("none", [0, 1, 2, 0, 1, 2, 3, 0, 1, 2, 3, 4])]
+    ("cache", "positions"),
+    [("contiguous", [0, 1, 2, 3, 4]), ("growing", [0, 1, 2, 3, 4]), ("none", [0, 1, 2, 0, 1, 2, 3, 0, 1, 2, 3, 4])],
 )
 def test_a_cache_saves_positions(scripted, cache, positions):
     loaded = scripted(list(b"abc"))
@@ -170,16 +171,17 @@ def test_ids_in_use_and_unknown_ids_are_refused(scripted):
 def test_unknown_options_and_caches_are_refused(scripted):
     with pytest.raises(ConfigError, match=r"unknown EngineConfig option 'chache'; choose one of: model, device"):
         Engine.load("tiny", chache="none")
-    with pytest.raises(ConfigError, match="unknown cache 'ring'; choose one of: contiguous, none"):
+    with pytest.raises(ConfigError, match="unknown cache 'ring'; choose one of: contiguous, growing, none"):
         Engine(scripted([97]), cache="ring")
 
 
 def test_caches_agree_on_a_real_model(tiny):
     outputs = {
         cache: Engine(tiny, cache=cache).generate([(1, 2, 3), (9,) * 40], SamplingParams(max_new_tokens=32))
-        for cache in ("none", "contiguous")
+        for cache in ("none", "contiguous", "growing")
     }
-    assert [c.token_ids for c in outputs["none"]] == [c.token_ids for c in outputs["contiguous"]]
+    tokens = {cache: [completion.token_ids for completion in of_cache] for cache, of_cache in outputs.items()}
+    assert tokens["none"] == tokens["contiguous"] == tokens["growing"]
 
 
 def test_one_seed_gives_one_output_streamed_or_collected(tiny):

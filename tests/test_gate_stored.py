@@ -19,7 +19,7 @@ from benchmarks.harness.gate.rounds import read_passes
 from benchmarks.harness.gate.stored import read_stored
 from benchmarks.harness.gate.verdict import Rules, judge
 from benchmarks.harness.metrics import METRICS, metric
-from benchmarks.harness.results import BenchmarkResult, Flag, exact_count, summarise_pairs, summarise_values
+from benchmarks.harness.results import BenchmarkResult, Flag, exact_count, summarise_values
 from benchmarks.harness.sidecar import keep_beside
 
 BASE, HEAD, OTHER = "ba5e" * 10, "4ead" * 10, "0dd0" * 10
@@ -449,9 +449,7 @@ def result_of(keys, cost, is_contaminated, told):
             measurements.append(exact_count(declared, key.arm, cost))
         elif declared.compares_arms:
             value = declared.value_of(cost)
-            measurements.append(
-                summarise_pairs(declared, "cached over naive", [value, value * 2, value / 2], [1.0] * 3)
-            )
+            measurements.append(summarise_values(declared, "cached over naive", [value, value * 2, value / 2]))
         else:
             values = [declared.value_of(cost * more) for more in (1.02, 1.0, 1.3)]
             measurements.append(summarise_values(declared, key.arm, values))

@@ -51,7 +51,7 @@ def doubled(request):
 @pytest.mark.parametrize("size", [2, 3, 2, 3, 2, 3, 2, 3, 2], ids=IDS)
 def test_ids(measure, size):
     measure.stream(prompt_tokens=size, new_tokens=COUNT)
-    measure.speedup(slow="naive", fast="cached")
+    measure.compare(slow="naive", fast="cached")
 
 
 @pytest.mark.arms(only={})
@@ -249,7 +249,7 @@ def test_asvs_page_shows_the_test_of_a_series_and_nothing_else(probed):
     told, _ = probed
     code = told["bench_scratch.test_ids.track_ttft_s"][5]
     assert code.startswith("@pytest.mark.arms(cached=")
-    assert code.endswith('measure.speedup(slow="naive", fast="cached")')
+    assert code.endswith('measure.compare(slow="naive", fast="cached")')
 
 
 def test_counts_are_taken_once_and_need_no_statistics(probed):
@@ -461,7 +461,7 @@ def old_project(tmp_path_factory):
         shutil.copytree(ROOT / "nanoserve", place / "nanoserve", ignore=shutil.ignore_patterns("__pycache__"))
     for name, now, then in (
         ("engine.py", "def kv_bytes(", "def _bytes_of_no_name("),
-        ("config.py", 'CACHES = ("contiguous", "none")', 'CACHES = ("contiguous",)'),
+        ("config.py", 'CACHES = ("contiguous", "growing", "none")', 'CACHES = ("contiguous",)'),
     ):
         path = build / "nanoserve" / name
         assert now in path.read_text()

@@ -67,7 +67,7 @@ def measure_of(
     num_samples=1,
     num_warmups=0,
     max_warmup_s=60.0,
-    say=lambda text: None,
+    say=lambda phase, number, total: None,
     turn=lambda arm, number: contextlib.nullcontext(),
     **subject,
 ):
@@ -259,9 +259,68 @@ def test_no_arm_has_the_earlier_turn_more_often(arms, num_samples):
 
 def test_it_says_how_far_it_has_come():
     said = []
-    measure, _, _ = measure_of(named("a", "b"), num_samples=2, num_warmups=1, say=said.append)
+    measure, _, _ = measure_of(named("a", "b"), num_samples=2, num_warmups=1, say=lambda *told: said.append(told))
     measure.stream(**STREAM)
-    assert said == ["warm-up 1", "sample 1", "sample 2"]
+    assert said == [("warm-up", 1, 1), ("sample", 1, 2), ("sample", 2, 2)]
+
+
+# A sweep.
+
+SWEEP = {"prompt_tokens": (8, 16, 32), "new_tokens": 4}
+COEFFICIENTS = ("ttft_overhead_s", "ttft_per_token_s", "ttft_per_token2_s", "ttft_crossover_tokens")
+
+
+def swept(quantities, **options):
+    """Each prompt makes the machine slower, so that the curve of a sample is the order of its prompts."""
+    measure, subject, _ = measure_of(named("a", "b"), quantities=quantities, **options)
+    measure.sweep(**SWEEP)
+    return measure, subject
+
+
+def test_a_sweep_runs_every_length_in_each_sample_and_no_prompt_twice():
+    measure, subject = swept(("ttft_growth",), num_samples=3, num_warmups=1)
+    assert sorted(map(len, subject.prompts)) == sorted([8, 16, 32] * 2 * (1 + 3))
+    assert len(set(subject.prompts)) == 3 * (1 + 3)
+    lengths = [len(prompt) for prompt in dict.fromkeys(subject.prompts)]
+    assert len({tuple(lengths[start : start + 3]) for start in range(0, len(lengths), 3)}) > 1
+    assert [len(measure.runs[arm]) for arm in "ab"] == [9, 9]
+
+
+def test_each_sample_of_a_sweep_gives_one_number():
+    measure, _ = swept(("ttft_growth", *COEFFICIENTS), num_samples=4)
+    measure.close()
+    found = {(m.metric.name, m.arm): m for m in measure.measurements}
+    assert len(found["ttft_growth", "a"].samples) == 4
+    assert len(found["ttft_per_token_s", "b"].samples) == 4
+    assert len(measure.primary_durations_s()) == 4
+
+
+def test_a_coefficient_that_the_points_leave_open_is_no_missing_number():
+    measure, _ = swept(("ttft_per_token2_s",), num_samples=1)
+    assert measure.details["degree"] == {"a": 1, "b": 1}
+    assert [m.value for m in measure.measurements] == [None, None]
+    measure.close()
+
+
+@pytest.mark.parametrize(
+    ("way", "quantity", "message"),
+    [
+        ("sweep", "ttft_s", "ttft_s does not come about by `measure.sweep`: first token - arrival"),
+        ("stream", "ttft_growth", "ttft_growth does not come about by `measure.stream`: TTFT of the longest"),
+        ("stream", "flops", "flops does not come about by `measure.stream`"),
+    ],
+)
+def test_a_quantity_that_does_not_come_about_so_is_refused(way, quantity, message):
+    measure, _, _ = measure_of(named("a"), quantities=(quantity,))
+    with pytest.raises(InstrumentError, match=message):
+        getattr(measure, way)(**(SWEEP if way == "sweep" else STREAM))
+
+
+def test_two_lengths_are_no_curve():
+    measure, subject, _ = measure_of(named("a"), quantities=("ttft_growth",))
+    with pytest.raises(InstrumentError, match=r"three lengths at least, not \[8, 16, 8\]"):
+        measure.sweep(prompt_tokens=(8, 16, 8), new_tokens=4)
+    assert subject.prompts == []
 
 
 # What a run has to produce.
@@ -350,7 +409,7 @@ def test_a_speedup_is_paired_within_each_sample():
     arms = {"slow": {"step_ms": 3}, "fast": {"step_ms": 1}}
     measure, _, _ = measure_of(arms, quantities=("e2e_s", "speedup"), num_samples=5)
     measure.stream(**STREAM)
-    measure.speedup(slow="slow", fast="fast")
+    measure.compare(slow="slow", fast="fast")
     measure.close()
     *_, found = measure.measurements
     assert (found.arm, found.samples, found.value) == ("fast over slow", pytest.approx([3.0] * 5), pytest.approx(3.0))
@@ -361,8 +420,10 @@ def test_a_speedup_is_paired_within_each_sample():
 def test_an_undeclared_quantity_is_refused():
     measure, _, _ = measure_of(named("a", "b"), quantities=("ttft_s", "e2e_s"))
     measure.stream(**STREAM)
-    with pytest.raises(UndeclaredMetricError, match="does not declare 'speedup'; it declares ttft_s, e2e_s"):
-        measure.speedup(slow="a", fast="b")
+    with pytest.raises(
+        UndeclaredMetricError, match="declares nothing that compares arms, such as 'speedup'; it declares ttft_s, e2e_s"
+    ):
+        measure.compare(slow="a", fast="b")
 
 
 def test_a_declared_quantity_that_was_not_measured_is_an_error():
@@ -389,7 +450,7 @@ def test_an_arm_that_was_not_streamed_cannot_be_compared(streamed, known):
     if streamed:
         measure.stream(**STREAM)
     with pytest.raises(InstrumentError, match=f"no arm 'naive' was streamed, only: {known}"):
-        measure.speedup(slow="naive", fast="a")
+        measure.compare(slow="naive", fast="a")
 
 
 def test_a_second_shape_in_one_test_would_overwrite_the_first():

@@ -31,14 +31,18 @@ def test_a_declaration_says_everything(each):
     assert each.name.endswith("_bytes") == (each.unit == "bytes")
     assert 0 < each.q < 1
     kinds = (each.name in STREAM_METRICS, each.name in TRAFFIC_METRICS, each.compares_arms, each.is_exact)
-    assert sum(kinds) == 1, kinds
-    assert each.weighting in ("gap", "request", "token", "pair", "window", "count")
+    others = (each.along is not None, each.weighting == "ceiling")
+    assert sum((*kinds, *others)) == 1, (kinds, others)
+    assert each.weighting in ("gap", "request", "token", "pair", "sweep", "window", "ceiling", "count")
 
 
 @pytest.mark.parametrize("each", METRICS.values(), ids=lambda each: each.name)
 def test_counts_gate_without_a_floor_and_times_with_one(each):
     floors = (each.floor_relative, each.floor_absolute)
-    assert (each.gate, floors) == (True, (0, 0)) if each.is_exact else each.floor_relative > 0
+    if not each.has_ratio:
+        assert (each.gate, floors) == (False, (0, 0)), "what may be zero is judged by nobody"
+    else:
+        assert (each.gate, floors) == (True, (0, 0)) if each.is_exact else each.floor_relative > 0
 
 
 def test_the_names_that_asv_keeps_are_unique_and_hold_no_dash():
@@ -113,6 +117,7 @@ DECLARATION = {
         ({"over": lambda runs: None}, "not in 2"),
         ({"unit": "furlongs"}, "unknown unit 'furlongs'; known: s, x"),
         ({"weighting": "count", "observe": None, "unit": "bytes", "floor_relative": 0.01}, "counts have no floor"),
+        ({"coefficient": True, "gate": True}, "is a coefficient: none can be a gate"),
     ],
 )
 def test_a_declaration_that_cannot_work_is_refused(changed, message):
@@ -135,8 +140,10 @@ def test_every_stream_metric_against_hand_computed_values():
         "prefill_tokens_per_s": 12 / 0.06,
         "decode_tokens_per_s": 50.0,
         "e2e_tokens_per_s": 25.0,
+        "itl_growth": 3.0,
+        "itl_slope_s": 10.0,  # 10 ms more with each position
     }
-    run = dataclasses.replace(run, admitted_ns=90_000_000, num_prefilled=12)
+    run = dataclasses.replace(run, admitted_ns=90_000_000, num_prefilled=12, num_prompt_tokens=12)
     assert {name: metric(name).sample(run) for name in STREAM_METRICS} == pytest.approx(by_hand)
 
 

@@ -39,6 +39,7 @@ ENGINE = {
     "cache": "",
     "cache.kv": "config torch",
     "cache.contiguous": "config cache.kv torch",
+    "cache.growing": "torch",
     "attention": "config cache.kv torch",
     "models": "",
     "models.*": "config attention cache.kv torch",
@@ -68,8 +69,9 @@ INSTRUMENT = {
     "harness.hinges": "harness.least_squares harness.stats numpy | scipy",
     "harness.fits": "harness.equations harness.errors harness.hinges harness.least_squares harness.stats numpy",
     # What a metric is, and what a benchmark leaves behind.
+    "harness.slopes": "harness.fits harness.timing numpy",
     "harness.declaration": "harness.errors harness.stats harness.timing harness.traffic",
-    "harness.metrics": "harness.declaration harness.errors harness.traffic",
+    "harness.metrics": "harness.declaration harness.errors harness.slopes harness.timing harness.traffic",
     "harness.results": ("harness.errors harness.metrics harness.series harness.stats harness.timing harness.traffic"),
     # Work, counted.
     "harness.garbage": "",
@@ -93,8 +95,12 @@ INSTRUMENT = {
     # The loop, and what it runs. The adapters are the only files that know an engine, inside functions.
     "harness.measure": (
         "harness.errors harness.garbage harness.invariants harness.metrics harness.results harness.series "
-        "harness.timing harness.verify harness.workload"
+        "harness.slopes harness.timing harness.verify harness.workload"
     ),
+    "harness.profiles": "harness.errors",
+    "harness.pace": "",
+    "harness.ceilings": "harness.clock | torch",
+    "harness.efficiency": "harness.metrics harness.results harness.slopes harness.timing",
     "harness.stepwise": "harness.measure harness.timing",
     "harness.work": (
         "harness.counters harness.errors harness.measure harness.metrics harness.results harness.timing "
@@ -104,7 +110,12 @@ INSTRUMENT = {
     "harness.sources.sse": "harness.errors",
     "harness.sources.openai": "harness.errors harness.sources.sse harness.timing",
     "harness.sources.huggingface": "harness.errors harness.timing | torch transformers",
-    "harness.sources.nanoserve": "harness.errors harness.timing | nanoserve nanoserve.* torch",
+    "harness.sources.llama_cost": "",
+    "harness.sources.llama_twin": "| torch transformers",
+    "harness.sources.nanoserve": (
+        "harness.errors harness.timing | harness.sources.huggingface harness.sources.llama_cost "
+        "harness.sources.llama_twin nanoserve nanoserve.* torch"
+    ),
     # What people see.
     "harness.report": "harness.metrics harness.results numpy rich | harness.curves",
     "harness.curves": "harness.metrics harness.report harness.results numpy | matplotlib",
@@ -204,7 +215,10 @@ INSTRUMENT = {
     "harness.guards": "harness.errors harness.fixtures harness.provenance harness.sources.nanoserve pytest",
     "harness.suite": "harness.errors harness.fixtures harness.metrics harness.passes pytest",
     "harness.replay": "",
+    "harness.progress": "harness.files harness.measure harness.pace pytest time",
     "harness.fixtures": "harness.* pytest",
+    "harness.publishing": "harness.* pytest",
+    "harness.resume": "harness harness.* pytest",
     # asv's side: what its processes and files say of themselves.
     "harness.apart": "",
     "harness.asv_process": "| psutil",
@@ -222,6 +236,18 @@ INSTRUMENT = {
     "asv_suite": "harness.bridge",
     "bench_*": "pytest",
     "studies": "",
+    "studies.cache_points": "harness.results",
+    "studies.cache_claims": (
+        "harness.errors harness.fits harness.report harness.results harness.slopes harness.stats harness.timing "
+        "studies.cache_points"
+    ),
+    "studies.cache_picture": (
+        "harness.curves harness.results harness.stats harness.timing studies.cache_points | matplotlib"
+    ),
+    "studies.cache_curve": (
+        "harness.results studies.cache_claims studies.cache_points typer "
+        "| harness.archive harness.errors studies.cache_picture"
+    ),
     "studies.gate_power": "studies.gates typer time | harness.gate.*",
     "studies.gates": "harness.gate.* harness.metrics harness.stats | asv asv_runner",
     "__main__": (

@@ -80,7 +80,7 @@ def greedy_of_transformers(model, ids, num_tokens):
     return tuple(out[0, len(ids) :].tolist())
 
 
-@pytest.mark.parametrize("cache", ["none", "contiguous"])
+@pytest.mark.parametrize("cache", ["none", "contiguous", "growing"])
 def test_64_greedy_tokens_equal_transformers(pair, cache):
     theirs, ours = pair
     ids = torch.randint(0, 256, (20,)).tolist()

@@ -228,7 +228,8 @@ def _measurement(stored: Any) -> Measurement:
     for key in ("unit", "better"):
         if _field(stored, key, str) != getattr(declared, key):
             raise ArchiveError(f"{declared.name} has {key} {stored[key]!r}, declared is {getattr(declared, key)!r}")
-    samples = [_number(sample) for sample in _field(stored, "samples", list)]
+    read = _any_number if declared.coefficient else _number
+    samples = [read(sample) for sample in _field(stored, "samples", list)]
     if None in samples:
         raise ArchiveError(f"{declared.name} has a sample without a value")
     return Measurement(
@@ -236,7 +237,7 @@ def _measurement(stored: Any) -> Measurement:
         arm=_field(stored, "arm", str),
         samples=tuple(sample for sample in samples if sample is not None),
         num_observations=_field(stored, "n", int),
-        **{end: _number(_field(stored, end, object)) for end in ("value", "low", "high")},
+        **{end: read(_field(stored, end, object)) for end in ("value", "low", "high")},
     )
 
 
@@ -271,12 +272,17 @@ def _object(value: Any) -> dict[str, Any]:
     return value
 
 
-def _number(value: Any) -> float | None:
-    if value is not None and (isinstance(value, bool) or not isinstance(value, int | float)):
+def _any_number(value: Any) -> float | None:
+    if isinstance(value, bool) or not isinstance(value, int | float | None):
         raise ArchiveError(f"{str(value)[:40]!r} is no number")
-    if value is not None and value < 0:
-        raise ArchiveError(f"holds {value}, and nothing that is measured here is below 0")
-    return value  # a count stays a whole number: as a float it would lose its last digits
+    return value
+
+
+def _number(value: Any) -> float | None:
+    number = _any_number(value)
+    if number is not None and number < 0:
+        raise ArchiveError(f"holds {value}, and nothing but a coefficient is below 0")
+    return number  # a count stays a whole number: as a float it would lose its last digits
 
 
 def _field(mapping: Any, name: str, kind: type) -> Any:

@@ -15,7 +15,7 @@ from benchmarks.harness.timing import RunTiming
 from benchmarks.harness.traffic import Limits
 
 Observations = Sequence[float]
-Weighting = Literal["gap", "request", "token", "pair", "window", "count"]
+Weighting = Literal["gap", "request", "token", "pair", "sweep", "window", "ceiling", "count"]
 
 _UNITS = {
     "s": "seconds", "x": "ratio", "share": "ratio", "bytes": "bytes", "FLOP": "FLOP", "operators": "operators",
@@ -30,11 +30,14 @@ class Metric:
 
     How it comes about, exactly one of: `observe` turns a run into its observations (one per run, or one per gap),
     which are pooled and summed up by their quantile `q`; `over` turns all runs into one number; `judged` does so
-    under stated limits; none of them, for a ratio of two arms and for a count of work (`weighting` "pair", "count").
+    under stated limits; `paired` compares a run of a slow arm with one of a fast arm; `along` turns the runs of one
+    sample, one for each length of a sweep, and the degree of the curve through them into one number; none of them, for
+    a share of a ceiling and for a count of work (`weighting` "ceiling", "count").
 
-    `weighting` says what weighs the same: each gap, each request, each token, each pair; "window" is one number for
-    everything together. `gate` says whether a regression may fail a build; the others are reported only. A change
-    that is smaller than `floor_relative` or than `floor_absolute` (in `unit`) is no change; counts have no floor.
+    `weighting` says what weighs the same: each gap, each request, each token, each pair, each sweep; "window" is one
+    number for everything together. `gate` says whether a regression may fail a build; the others are reported only. A
+    change below `floor_relative` or below `floor_absolute` (in `unit`) is no change; counts have no floor.
+    A `coefficient` of a curve may be below zero, and may be left open by the points: no gate judges it.
     """
 
     name: str
@@ -50,10 +53,13 @@ class Metric:
     observe: Callable[[RunTiming], Observations] | None = None
     over: Callable[[Sequence[RunTiming]], float | None] | None = None
     judged: Callable[[Sequence[RunTiming], Limits], float | None] | None = None
+    paired: Callable[[RunTiming, RunTiming], float | None] | None = None
+    along: Callable[[Sequence[RunTiming], int], float | None] | None = None
+    coefficient: bool = False
 
     def __post_init__(self) -> None:
-        ways = (self.observe, self.over, self.judged, self.weighting in ("pair", "count") or None)
-        num_ways = sum(way is not None for way in ways)
+        ways = (self.observe, self.over, self.judged, self.paired, self.along)
+        num_ways = sum(way is not None for way in (*ways, self.weighting in ("ceiling", "count") or None))
         if num_ways != 1:
             raise InstrumentError(f"metric {self.name!r} has to come about in exactly one way, not in {num_ways}")
         if self.unit not in _UNITS and not re.fullmatch("[a-z]+/s", self.unit):
@@ -63,6 +69,8 @@ class Metric:
         if self.better not in self._directions:
             choices = ", ".join(self._directions)
             raise InstrumentError(f"metric {self.name!r} in {self.unit} cannot be better when {self.better}: {choices}")
+        if self.coefficient and self.gate:
+            raise InstrumentError(f"metric {self.name!r} is a coefficient: none can be a gate, as it may be below zero")
         if self.is_exact and (self.floor_relative or self.floor_absolute):
             raise InstrumentError(f"metric {self.name!r} is a count: counts have no floor")
 
@@ -76,6 +84,16 @@ class Metric:
     @property
     def compares_arms(self) -> bool:
         return self.weighting == "pair"
+
+    @property
+    def is_of_runs(self) -> bool:
+        """Whether it comes about from the runs of one arm alone, one after another."""
+        return self.observe is not None or self.weighting == "token"
+
+    @property
+    def has_ratio(self) -> bool:
+        """Whether two builds can be compared by it: a coefficient may be zero, and a ceiling is the machine's."""
+        return not self.coefficient and self.weighting != "ceiling"
 
     @property
     def is_exact(self) -> bool:

@@ -26,6 +26,8 @@ _WHY = {
     "undefined": "The value does not exist for these runs. It is not zero.",
     "outlier": "Single runs lie far off. They are kept, and the median hardly moves.",
     "near-tie": "The arms chose different tokens whose scores are equal within rounding. They did equal work.",
+    "resumed": "The session was interrupted and went on later. No control judges the first part.",
+    "ceiling": "A share of a ceiling came out above 1, so it is not shown. Small weights are read from a cache.",
     "resolution": "The times are close to what the clock resolves.",
 }
 """Each kind of doubt, the gravest first, and what it means."""
@@ -95,7 +97,7 @@ def _has_no_interval(measurement: Measurement) -> bool:
 
 
 _NUMBER_DOUBTS: dict[str, Callable[[Measurement], bool]] = {
-    "undefined": lambda measurement: measurement.value is None,
+    "undefined": lambda measurement: measurement.value is None and not measurement.metric.coefficient,
     "n too small": lambda measurement: measurement.value is not None and measurement.is_too_small,
     "too few runs": lambda measurement: not measurement.is_too_small and _has_no_interval(measurement),
 }

@@ -15,23 +15,16 @@ from typing import Any
 import pytest
 
 from benchmarks.harness.clock import DeviceClock
-from benchmarks.harness.measure import Measure, Plan, Subject, Turn, WarmUp
-from benchmarks.harness.provenance import provenance
-from benchmarks.harness.replay import replay, replayed_seconds
-from benchmarks.harness.results import BenchmarkResult
+from benchmarks.harness.measure import Measure, Plan, Say, Subject, Turn, WarmUp
+from benchmarks.harness.progress import follow
+from benchmarks.harness.replay import replayed_seconds
 from benchmarks.harness.slowed import Slowed
-from benchmarks.harness.sources.nanoserve import NanoserveSubject, UnusableSubjectError, choose_device, package_folder
+from benchmarks.harness.sources.nanoserve import NanoserveSubject, UnusableSubjectError, choose_device
 from benchmarks.harness.stepwise import Stepwise, StoppableClock
 from benchmarks.harness.timing import Clock
-from benchmarks.harness.watch import Equipment, Seen, Watch
+from benchmarks.harness.watch import Equipment, Watch
 from benchmarks.harness.work import CountWork
 from benchmarks.harness.workload import Workload
-
-RESULTS = pytest.StashKey[list[BenchmarkResult]]()
-"""Where a session's results gather, on its config."""
-
-_KEPT = pytest.StashKey[list[dict[str, Any]]]()
-"""For each of them the dictionary that pytest-benchmark stores with it."""
 
 WATCH = pytest.StashKey[Watch]()
 """What looks at the machine in this session, on its config."""
@@ -56,7 +49,9 @@ LED = pytest.StashKey[Led]()
 
 _DEFAULT_MODELS = {"cpu": "smollm2-135m", "cuda": "llama-3.2-1b"}
 _UNTIMED_MODEL = "tiny"
-_MEASURING = ("measure", "count_work")
+MEASURING = ("measure", "count_work")
+"""The fixtures that a benchmark takes."""
+
 _WAKING = Workload(prompt_tokens=8, new_tokens=2)
 
 
@@ -78,7 +73,7 @@ def model(pytestconfig: pytest.Config, device: str) -> NanoserveSubject:
     not depend on the size of a model.
     """
     asked = pytestconfig.getoption("--model")
-    usual = _DEFAULT_MODELS[device.partition(":")[0]] if _is_timed(pytestconfig) else _UNTIMED_MODEL
+    usual = _DEFAULT_MODELS[device.partition(":")[0]] if is_timed(pytestconfig) else _UNTIMED_MODEL
     name = asked or usual
     try:
         return _load(pytestconfig, name, device)
@@ -89,7 +84,8 @@ def model(pytestconfig: pytest.Config, device: str) -> NanoserveSubject:
         return _load(pytestconfig, f"{name}-random", device)
 
 
-def _is_timed(config: pytest.Config) -> bool:
+def is_timed(config: pytest.Config) -> bool:
+    """Whether this session measures, and does not just run every benchmark once."""
     return not config.getoption("benchmark_disable", False)
 
 
@@ -168,7 +164,7 @@ def declaration_of(item: pytest.Item) -> tuple[Mapping[str, Any], tuple[str, ...
     arms, quantities = item.get_closest_marker("arms"), item.get_closest_marker("quantities")
     if arms is None or quantities is None or arms.args or not is_benchmark(item):
         raise pytest.UsageError(
-            f"{item.nodeid}: a benchmark takes {' or '.join(_MEASURING)} as an argument and carries the markers "
+            f"{item.nodeid}: a benchmark takes {' or '.join(MEASURING)} as an argument and carries the markers "
             f"arms(name={{...}}) and quantities(name, ...)"
         )
     return arms.kwargs, quantities.args
@@ -183,18 +179,13 @@ def plan_of(item: pytest.Item, *, timed: bool) -> Plan:
     return Plan(name=benchmark_id(item), quantities=quantities, arms=arms, **sampling)
 
 
-def _progress(request: pytest.FixtureRequest, *, timed: bool) -> Callable[[str], None]:
-    """On a terminal, a line that follows the samples; elsewhere pytest's own dots are the progress."""
-    reporter = request.config.pluginmanager.getplugin("terminalreporter")
-    capture = request.config.pluginmanager.getplugin("capturemanager")
-    if not timed or capture is None or reporter is None or not reporter.isatty:
-        return lambda text: None
-
-    def say(text: str) -> None:
-        with capture.global_and_fixture_disabled():
-            reporter.rewrite(f"{request.node.name}: {text} ", erase=True)
-
-    return say
+def _progress(request: pytest.FixtureRequest, *, timed: bool) -> Say:
+    """Where a session shows how far it has come: nowhere if it is led, or tells nobody."""
+    manager = request.config.pluginmanager
+    reporter, capture = manager.getplugin("terminalreporter"), manager.getplugin("capturemanager")
+    if not timed or capture is None or reporter is None or LED in request.config.stash:
+        return lambda phase, number, total: None
+    return follow(request, reporter, capture)
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -204,71 +195,9 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             item.add_marker(pytest.mark.benchmark(timer=replayed_seconds, group=benchmark_id(item)))
 
 
-@pytest.hookimpl(wrapper=True, tryfirst=True)
-def pytest_sessionfinish(session: pytest.Session) -> Iterator[None]:
-    """Judge the whole pass before anybody stores or prints its results."""
-    stash = session.config.stash
-    if WATCH in stash and stash.get(RESULTS, []):
-        seen = stash[WATCH].close_pass()
-        results = stash[RESULTS] = [_judged(result, seen) for result in stash[RESULTS]]
-        every_kept: list[dict[str, Any]] = stash[_KEPT]
-        for number, kept in enumerate(every_kept):
-            kept.update(results[number].as_dict())
-    return (yield)
-
-
-def _judged(result: BenchmarkResult, seen: Seen) -> BenchmarkResult:
-    """The result with what was seen of its whole pass."""
-    facts = {**result.provenance, **seen.facts}
-    return dataclasses.replace(result, flags=(*result.flags, *seen.flags), provenance=facts)
-
-
-@pytest.hookimpl(wrapper=True)
-def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> Iterator[None]:
-    """After a benchmark's own body: hold it to its declaration, then publish what it measured."""
-    result = yield
-    for name in _MEASURING:
-        measured = pyfuncitem.funcargs.get(name)
-        if isinstance(measured, Measure | CountWork):
-            measured.close()
-            _publish(pyfuncitem, measured, pyfuncitem.funcargs["benchmark"])
-    return result
-
-
-def _publish(item: pytest.Function, measured: Measure | CountWork, benchmark: Any) -> None:
-    """Untimed, nothing is kept: one run without a warm-up is a test and no measurement."""
-    if benchmark.enabled:
-        result = _result_of(item, measured)
-        item.config.stash.setdefault(RESULTS, []).append(result)
-        item.config.stash.setdefault(_KEPT, []).append(benchmark.extra_info)
-        benchmark.extra_info.update(result.as_dict())
-    replay(benchmark, measured.primary_durations_s())
-
-
-def _result_of(item: pytest.Function, measured: Measure | CountWork) -> BenchmarkResult:
-    subject: Any = item.funcargs["model"]
-    seen = item.config.stash[WATCH].end(measured.runs)
-    return BenchmarkResult(
-        benchmark=benchmark_id(item),
-        case=case_id(item),
-        params=dict(item.callspec.params) if hasattr(item, "callspec") else {},
-        measurements=tuple(measured.measurements),
-        provenance=provenance(package_folder(), subject.describe() | seen.facts | _planted(item.config)),
-        flags=(*measured.flags, *seen.flags),
-        runs=measured.runs,
-        details=measured.details,
-    )
-
-
-def _planted(config: pytest.Config) -> dict[str, float]:
-    """A planted slowdown says so: such a result is no measurement of the engine."""
-    percent = config.getoption("--planted-slowdown")
-    return {} if percent is None else {"planted_slowdown_percent": percent}
-
-
 def is_benchmark(item: pytest.Item) -> bool:
     """Whether a test measures something, by the fixtures that it takes."""
-    return any(name in getattr(item, "fixturenames", ()) for name in _MEASURING)
+    return any(name in getattr(item, "fixturenames", ()) for name in MEASURING)
 
 
 def benchmark_id(item: pytest.Item) -> str:

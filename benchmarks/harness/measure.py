@@ -14,15 +14,21 @@ from typing import Any, Protocol
 from benchmarks.harness.errors import InstrumentError, UndeclaredMetricError
 from benchmarks.harness.garbage import without_collections
 from benchmarks.harness.invariants import check_run
-from benchmarks.harness.metrics import TRAFFIC_METRICS, metric
-from benchmarks.harness.results import Flag, Measurement, summarise_pairs, summarise_runs
+from benchmarks.harness.metrics import Metric, metric
+from benchmarks.harness.results import Flag, Measurement, summarise_pairs, summarise_runs, summarise_sweeps
 from benchmarks.harness.series import is_settled, what_is_odd
-from benchmarks.harness.timing import Clock, Emission, RunTiming, measure_stream, speedup
+from benchmarks.harness.slopes import ttft_degree
+from benchmarks.harness.timing import Clock, Emission, RunTiming, measure_stream
 from benchmarks.harness.verify import check_length, check_same_tokens
 from benchmarks.harness.workload import Workload
 
 Runs = dict[str, list[RunTiming]]
-Say = Callable[[str], None]
+Sample = dict[str, tuple[RunTiming, ...]]
+"""What each arm ran in one sample: one run for each workload of the test."""
+
+Say = Callable[[str, int, int], None]
+"""Takes the phase, which run of it begins, from 1, and how many there are at most."""
+
 Turn = Callable[[str, int | None], contextlib.AbstractContextManager[object]]
 """A block around each run: what has to come before it, and perhaps a wait. Takes the arm's name and the number of the
 sample, from 0; None for a warm-up. May raise Enough."""
@@ -89,7 +95,7 @@ class Measure:
         plan: Plan,
         subject: Subject,
         clock: Clock,
-        say: Say = lambda text: None,
+        say: Say = lambda phase, number, total: None,
         turn: Turn = lambda arm, number: contextlib.nullcontext(),
     ) -> None:
         self._plan = plan
@@ -97,7 +103,7 @@ class Measure:
         self._clock = clock
         self._say = say
         self._turn = turn
-        self.runs: Runs = {}
+        self._samples: list[Sample] = []
         self.measurements: list[Measurement] = []
         self.flags: list[Flag] = []
         self.details: dict[str, Any] = {}
@@ -109,40 +115,76 @@ class Measure:
         same prompt and have to produce the same tokens, `new_tokens` of them. Raises WrongOutputError otherwise.
         A test streams once: two shapes are two cases.
         """
-        if self.runs:
-            raise InstrumentError("this test has streamed already; make the second shape a parameter of the test")
-        workload = Workload(prompt_tokens=prompt_tokens, new_tokens=new_tokens)
-        with without_collections():
-            self._warm_up(workload)
-            samples = self._take_samples(workload)
-        self.runs = {arm: [sample[arm] for sample in samples] for arm in self._plan.arms}
-        self._summarise()
+        self._run_all([Workload(prompt_tokens=prompt_tokens, new_tokens=new_tokens)])
+        for each in self._declared(is_sweep=False):
+            self.measurements += [summarise_runs(each, arm, runs) for arm, runs in self.runs.items()]
 
-    def speedup(self, *, slow: str, fast: str) -> None:
-        """Compare two arms of the stream just measured, pair by pair. A test compares once."""
-        self._check_declared("speedup")
-        if any(m.metric.name == "speedup" for m in self.measurements):
+    def sweep(self, *, prompt_tokens: Sequence[int], new_tokens: int) -> None:
+        """Run one request of each prompt length per arm and sample, and measure the curve through them.
+
+        As `stream`, with the lengths in random order inside each sample. Each sample gives one curve, so that what is
+        told of the curve has the interval of its samples. Raises InstrumentError for fewer than three lengths.
+        """
+        if len(set(prompt_tokens)) < 3:
+            raise InstrumentError(f"a curve needs three lengths at least, not {list(prompt_tokens)}")
+        self._run_all([Workload(prompt_tokens=each, new_tokens=new_tokens) for each in prompt_tokens])
+        degrees = {arm: ttft_degree(runs) for arm, runs in self.runs.items()}
+        self.details["degree"] = degrees
+        for each in self._declared(is_sweep=True):
+            for arm, degree in degrees.items():
+                self.measurements.append(summarise_sweeps(each, arm, [one[arm] for one in self._samples], degree))
+
+    def compare(self, *, slow: str, fast: str) -> None:
+        """Measure what the test declares of two arms just streamed, pair by pair. A test compares once."""
+        declared = [each for each in map(metric, self._plan.quantities) if each.compares_arms]
+        if not declared:
+            raise UndeclaredMetricError(
+                f"this test declares nothing that compares arms, such as 'speedup'; it declares "
+                f"{', '.join(self._plan.quantities)}"
+            )
+        if any(m.metric.compares_arms for m in self.measurements):
             raise InstrumentError("this test has compared already; make the other pair a test of its own")
-        pairs = [(a.e2e_s, b.e2e_s) for a, b in zip(self._runs_of(slow), self._runs_of(fast), strict=True)]
-        defined = [(a, b) for a, b in pairs if a and b and speedup(a, b)]
-        of_slow, of_fast = zip(*defined, strict=True) if defined else ((), ())
-        self.measurements.append(summarise_pairs(metric("speedup"), f"{fast} over {slow}", of_slow, of_fast))
+        pairs = list(zip(self._runs_of(slow), self._runs_of(fast), strict=True))
+        self.measurements += [summarise_pairs(each, f"{fast} over {slow}", pairs) for each in declared]
+
+    @property
+    def arms(self) -> Mapping[str, Mapping[str, Any]]:
+        return self._plan.arms
+
+    @property
+    def runs(self) -> Runs:
+        """Every measured run of each arm, in order."""
+        if not self._samples:
+            return {}
+        return {arm: [run for sample in self._samples for run in sample[arm]] for arm in self._plan.arms}
 
     def close(self) -> None:
         """Raise UndeclaredMetricError when the test measured less than it declared: a missing number is not good."""
         check_kept(self._plan.quantities, self.measurements)
 
     def primary_durations_s(self) -> list[float]:
-        """E2E of each run of the first arm: what pytest-benchmark's own table shows."""
+        """E2E of each sample of the first arm: what pytest-benchmark's own table shows."""
         first = next(iter(self._plan.arms))
-        return [run.e2e_s for run in self.runs.get(first, ()) if run.e2e_s is not None]
+        return [_duration_s(sample[first]) for sample in self._samples]
 
-    def _warm_up(self, workload: Workload) -> None:
+    def _run_all(self, workloads: Sequence[Workload]) -> None:
+        if self._samples:
+            raise InstrumentError("this test has streamed already; make the second shape a parameter of the test")
+        with without_collections():
+            self._warm_up(workloads)
+            self._take_samples(workloads)
+        for arm in self._plan.arms:
+            for place, workload in enumerate(workloads):
+                series = [_duration_s(sample[arm][place : place + 1]) for sample in self._samples]
+                where = f", with a prompt of {workload.prompt_tokens}" if len(workloads) > 1 else ""
+                self.flags += [Flag(kind=kind, arm=arm, what=what + where) for kind, what in what_is_odd(series)]
+
+    def _warm_up(self, workloads: Sequence[Workload]) -> None:
         limit, spent_s = self._plan.warm_up, 0.0
-        turns: list[dict[str, RunTiming]] = []
+        turns: list[Sample] = []
         while len(turns) < limit.max_runs and spent_s < limit.max_s:
-            turns.append(self._take_sample(workload, "warm-up", len(turns)))
-            durations = {arm: [turn[arm].e2e_s or 0.0 for turn in turns] for arm in self._plan.arms}
+            turns.append(self._take_sample(workloads, "warm-up", len(turns), limit.max_runs))
+            durations = {arm: [_duration_s(turn[arm]) for turn in turns] for arm in self._plan.arms}
             restless = [arm for arm, series in durations.items() if not is_settled(series)]
             spent_s = sum(itertools.chain.from_iterable(durations.values()))
             self.details["warm_up"] = {"num_runs": len(turns), "is_settled": not restless if len(turns) > 1 else None}
@@ -151,30 +193,30 @@ class Measure:
         if len(turns) > 1:
             self._flag_all("warm-up", restless, f"was still changing after {len(turns)} warm-up runs, {spent_s:.2g} s")
 
-    def _take_samples(self, workload: Workload) -> list[dict[str, RunTiming]]:
-        samples: list[dict[str, RunTiming]] = []
+    def _take_samples(self, workloads: Sequence[Workload]) -> None:
+        num = self._plan.num_samples
         with contextlib.suppress(Enough):
-            while len(samples) < self._plan.num_samples:
-                samples.append(self._take_sample(workload, "sample", len(samples)))
-        return samples
+            while len(self._samples) < num:
+                self._samples.append(self._take_sample(workloads, "sample", len(self._samples), num))
 
-    def _take_sample(self, workload: Workload, phase: str, number: int) -> dict[str, RunTiming]:
+    def _take_sample(self, workloads: Sequence[Workload], phase: str, number: int, total: int) -> Sample:
+        """Every workload once, in an order drawn as that of the arms is."""
+        self._say(phase, number + 1, total)
+        runs = {
+            place: self._run_arms(workloads[place], phase, number) for place in _order(len(workloads), phase, number)
+        }
+        return {arm: tuple(runs[place][arm] for place in range(len(workloads))) for arm in self._plan.arms}
+
+    def _run_arms(self, workload: Workload, phase: str, number: int) -> dict[str, RunTiming]:
         """One run of every arm on one prompt, checked off the clock."""
-        self._say(f"{phase} {number + 1}")
         prompt = workload.prompt(self._subject.vocab_size, self._plan.name, phase, number)
-        place = number if phase == "sample" else None
-        runs = {arm: self._run(arm, prompt, workload, place) for arm in self._order(phase, number)}
+        sample, arms = number if phase == "sample" else None, list(self._plan.arms)
+        runs = {arms[at]: self._run(arms[at], prompt, workload, sample) for at in _order(len(arms), phase, number)}
         outputs = {arm: runs[arm].token_ids for arm in self._plan.arms}
         tolerance = self._subject.relative_tolerance
         ties = check_same_tokens(prompt, outputs, self._subject.next_logits, tolerance)
         self.flags += [Flag(kind="near-tie", arm="", what=tie) for tie in ties]
         return runs
-
-    def _order(self, phase: str, number: int) -> list[str]:
-        """A random order of the arms; every second one is the last one reversed, so that no arm is early more often."""
-        order = list(self._plan.arms)
-        random.Random(f"{phase} {number // 2}").shuffle(order)
-        return order[::-1] if number % 2 else order
 
     def _run(self, arm: str, prompt: Sequence[int], workload: Workload, number: int | None) -> RunTiming:
         stream = self._subject.stream(prompt, workload.new_tokens, **self._plan.arms[arm])
@@ -184,16 +226,14 @@ class Measure:
         check_run(run)
         return run
 
-    def _summarise(self) -> None:
-        declared = [metric(name) for name in self._plan.quantities]
-        for each in declared:
-            if each.name in TRAFFIC_METRICS or each.is_exact:
-                raise InstrumentError(f"{each.name} does not come about by `measure.stream`: {each.formula}")
-            if not each.compares_arms:
-                self.measurements += [summarise_runs(each, arm, runs) for arm, runs in self.runs.items()]
-        for arm in self.runs:
-            series = [run.e2e_s or 0.0 for run in self.runs[arm]]
-            self.flags += [Flag(kind=kind, arm=arm, what=what) for kind, what in what_is_odd(series)]
+    def _declared(self, *, is_sweep: bool) -> Iterator[Metric]:
+        """The declared metrics of single arms. Raises InstrumentError for one that does not come about in this way."""
+        for each in map(metric, self._plan.quantities):
+            if each.along is not None if is_sweep else each.is_of_runs:
+                yield each
+            elif not each.compares_arms:
+                way = "sweep" if is_sweep else "stream"
+                raise InstrumentError(f"{each.name} does not come about by `measure.{way}`: {each.formula}")
 
     def _flag_all(self, kind: str, arms: Sequence[str], what: str) -> None:
         self.flags += [Flag(kind=kind, arm=arm, what=what) for arm in arms]
@@ -203,16 +243,21 @@ class Measure:
             raise InstrumentError(f"no arm {arm!r} was streamed, only: {', '.join(self.runs) or 'nothing yet'}")
         return self.runs[arm]
 
-    def _check_declared(self, name: str) -> None:
-        if name not in self._plan.quantities:
-            raise UndeclaredMetricError(
-                f"this test does not declare {name!r}; it declares {', '.join(self._plan.quantities)}"
-            )
+
+def _duration_s(runs: Sequence[RunTiming]) -> float:
+    return sum(run.e2e_s or 0.0 for run in runs)
+
+
+def _order(num: int, phase: str, number: int) -> list[int]:
+    """A random order of so many; every second one is the last one reversed, so that none is early more often."""
+    order = list(range(num))
+    random.Random(f"{phase} {number // 2}").shuffle(order)
+    return order[::-1] if number % 2 else order
 
 
 def check_kept(quantities: Sequence[str], measurements: Sequence[Measurement]) -> None:
     """Raise UndeclaredMetricError unless every declared quantity was measured, and is defined for every arm."""
-    undefined = {m.metric.name for m in measurements if m.value is None}
+    undefined = {m.metric.name for m in measurements if m.value is None and not m.metric.coefficient}
     missing = set(quantities) - {m.metric.name for m in measurements} | undefined
     if missing:
         raise UndeclaredMetricError(f"declared but not measured: {', '.join(sorted(missing))}")

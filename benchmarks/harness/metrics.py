@@ -3,10 +3,23 @@
 A name that is not declared here is refused everywhere. METHODOLOGY.md has the formulas with their sources.
 """
 
+import functools
 from typing import Any
 
 from benchmarks.harness.declaration import Metric, Observations
 from benchmarks.harness.errors import UndeclaredMetricError
+from benchmarks.harness.slopes import (
+    itl_growth,
+    itl_ratio,
+    itl_ratio_growth,
+    itl_ratio_slope,
+    itl_slope_s,
+    speedup_if_constant,
+    ttft_coefficient,
+    ttft_crossover_tokens,
+    ttft_growth,
+)
+from benchmarks.harness.timing import speedup
 from benchmarks.harness.traffic import (
     goodput,
     hit_rate,
@@ -34,6 +47,16 @@ def _latency(name: str, title: str, formula: str, *, gate: bool, floor_s: float,
 def _rate(name: str, title: str, formula: str, **how: Any) -> Metric:
     usual: dict[str, Any] = {"unit": "tokens/s", "weighting": "request", "better": "higher", "floor_relative": _FLOOR}
     return Metric(name=name, title=title, formula=formula, gate=False, **usual | how)
+
+
+def _ratio(name: str, title: str, formula: str, **how: Any) -> Metric:
+    usual: dict[str, Any] = {"weighting": "pair", "better": "higher", "gate": True}
+    return Metric(name=name, title=title, unit="x", formula=formula, floor_relative=_FLOOR, **usual | how)
+
+
+def _coefficient(name: str, title: str, unit: str, formula: str, **how: Any) -> Metric:
+    usual: dict[str, Any] = {"weighting": "sweep", "better": "lower", "gate": False}
+    return Metric(name=name, title=title, unit=unit, formula=formula, coefficient=True, **usual | how)
 
 
 def _count(name: str, unit: str, formula: str) -> Metric:
@@ -119,9 +142,69 @@ _RATES = (
 )  # fmt: skip
 
 _RATIOS = (
+    _ratio(
+        "speedup", "Speedup", "E2E of the slow arm / E2E of the fast arm, within a pair of runs; median over pairs",
+        paired=lambda slow, fast: speedup(slow.e2e_s, fast.e2e_s),
+    ),
+    _ratio(
+        "speedup_if_constant", "Speedup at constant cost",
+        "the speedup if every token of the slow arm cost what its first eight cost on average; median over pairs",
+        gate=False, paired=speedup_if_constant,
+    ),
+    _ratio(
+        "itl_ratio", "ITL ratio", "r(L): ITL of the slow arm / ITL of the fast arm, at the longest context L",
+        paired=itl_ratio,
+    ),
+    _ratio(
+        "itl_ratio_growth", "Growth of the ITL ratio", "r at the longest context / r at the shortest",
+        paired=itl_ratio_growth,
+    ),
+)  # fmt: skip
+
+_CURVES = (
+    _ratio(
+        "itl_growth", "Growth of ITL", "ITL at the longest context / ITL at the shortest, on a line through all gaps",
+        weighting="request", better="lower", observe=lambda run: _if_defined(itl_growth(run)),
+    ),
+    _ratio(
+        "ttft_growth", "Growth of TTFT", "TTFT of the longest prompt / TTFT of the shortest; median over samples",
+        weighting="sweep", better="lower", along=ttft_growth,
+    ),
+    _coefficient(
+        "itl_slope_s", "Slope of ITL", "s", "by how much ITL grows per 1,000 tokens of context; median over runs",
+        weighting="request", observe=lambda run: _if_defined(itl_slope_s(run)),
+    ),
+    _coefficient(
+        "itl_ratio_slope", "Slope of the ITL ratio", "x", "by how much r(L) grows per 1,000 tokens of context",
+        weighting="pair", better="higher", paired=itl_ratio_slope,
+    ),
+    _coefficient(
+        "ttft_overhead_s", "TTFT overhead", "s", "a of TTFT = a + b P + c P^2 through the prompts P of a sample",
+        along=functools.partial(ttft_coefficient, 0),
+    ),
+    _coefficient(
+        "ttft_per_token_s", "TTFT per token", "s", "b of TTFT = a + b P + c P^2 through the prompts P of a sample",
+        along=functools.partial(ttft_coefficient, 1),
+    ),
+    _coefficient(
+        "ttft_per_token2_s", "TTFT per token squared", "s",
+        "c of TTFT = a + b P + c P^2, where the samples together ask for it",
+        along=functools.partial(ttft_coefficient, 2),
+    ),
+    _coefficient(
+        "ttft_crossover_tokens", "TTFT crossover", "tokens", "the prompt length P at which b P + c P^2 = a",
+        along=ttft_crossover_tokens,
+    ),
+)  # fmt: skip
+
+_SHARES = (
     Metric(
-        name="speedup", title="Speedup", unit="x", weighting="pair", better="higher", gate=True, floor_relative=_FLOOR,
-        formula="E2E of the slow arm / E2E of the fast arm, within a pair of runs; median over pairs",
+        name="mbu", title="MBU", unit="share", weighting="ceiling", better="higher", gate=False,
+        formula="bytes of weights, keys and values that decoding reads / its time / read bandwidth measured here",
+    ),
+    Metric(
+        name="mfu", title="MFU", unit="share", weighting="ceiling", better="higher", gate=False,
+        formula="FLOPs of the prefill / TTFT / FLOP/s of a matrix product measured here",
     ),
 )  # fmt: skip
 
@@ -140,9 +223,9 @@ _COUNTS = (
     _count("num_kv_blocks", "blocks", "KV blocks that the request holds after the step"),
 )
 
-METRICS = {each.name: each for each in (*_LATENCIES, *_RATES, *_RATIOS, *_COUNTS)}
+METRICS = {each.name: each for each in (*_LATENCIES, *_RATES, *_RATIOS, *_CURVES, *_SHARES, *_COUNTS)}
 
-STREAM_METRICS = tuple(name for name, each in METRICS.items() if each.observe is not None or each.weighting == "token")
+STREAM_METRICS = tuple(name for name, each in METRICS.items() if each.is_of_runs)
 """The metrics that runs yield that were sent one after another, each in a window of its own."""
 
 TRAFFIC_METRICS = tuple(name for name, each in METRICS.items() if each.weighting == "window")

@@ -23,13 +23,14 @@ import pytest
 
 from benchmarks.harness.apart import run_apart
 from benchmarks.harness.errors import InstrumentError
-from benchmarks.harness.fixtures import RESULTS, benchmark_id, case_id, is_benchmark
+from benchmarks.harness.fixtures import benchmark_id, case_id, is_benchmark
 from benchmarks.harness.gate.anchoring import MAX_SAMPLES, anchor, reference_beside, told_anchored, with_anchors
 from benchmarks.harness.gate.reference import Reference, load_reference
 from benchmarks.harness.gate.spin import with_brief_spin
 from benchmarks.harness.guards import OlderBuild, TimeLimit
 from benchmarks.harness.identity import refuse_another_machine
 from benchmarks.harness.provenance import prove_installed
+from benchmarks.harness.publishing import RESULTS
 from benchmarks.harness.results import BenchmarkResult
 from benchmarks.harness.sidecar import keep_beside
 from benchmarks.harness.sources.nanoserve import package_folder
@@ -159,6 +160,7 @@ def run_pytest(folder: Path, arguments: Sequence[str], *plugins: object) -> tupl
     settings = [f"--rootdir={root}", f"--confcutdir={root}", "-c", str(root / "pyproject.toml")]
     paths = ["--import-mode=importlib", "-o", "pythonpath="]
     plugins_of_ours = ["--disable-plugin-autoload", "-p", "benchmark", "-p", "no:cacheprovider"]
+    plugins_of_ours += ["-p", "no:benchmarks.harness.resume"]  # a pass is short, and nobody resumes it
     extra = [each for each in _extra_arguments() if each != _RAW]
     output = io.StringIO()
     with contextlib.redirect_stdout(output), contextlib.redirect_stderr(output):

@@ -41,7 +41,10 @@ def render(results: Sequence[BenchmarkResult], *, colour: bool = False) -> str:
         rows = [(result, found) for result in results if (found := of_metric(result, metric))]
         if rows:
             console.print(_heading(metric, rows), style="bold", soft_wrap=True)
-            console.print(_table(metric, rows))
+            factor = scale_of(metric, [m for _, found in rows for m in found])[1]
+            for same in _by_arms(rows):
+                console.print(_table(metric, same, factor))
+            console.print()
     counted = [result for result in results if any(m.metric.is_exact for m in result.measurements)]
     for benchmark in dict.fromkeys(result.benchmark for result in counted):
         group = [result for result in counted if result.benchmark == benchmark]
@@ -65,9 +68,16 @@ def _heading(metric: Metric, rows: Rows) -> str:
     return f"{metric.title} ({unit}, {metric.better} is better): {metric.formula}"
 
 
-def _table(metric: Metric, rows: Rows) -> Table:
+def _by_arms(rows: Rows) -> list[Rows]:
+    """Rows with the same arms stand in one table: none has columns for the arms of others."""
+    groups: dict[tuple[str, ...], list[tuple[BenchmarkResult, list[Measurement]]]] = {}
+    for result, found in rows:
+        groups.setdefault(tuple(m.arm for m in found), []).append((result, found))
+    return list(groups.values())
+
+
+def _table(metric: Metric, rows: Rows, factor: float) -> Table:
     arms = list(dict.fromkeys(m.arm for _, found in rows for m in found))
-    _, factor = scale_of(metric, [m for _, found in rows for m in found])
     table = Table(box=None, padding=(0, 2, 0, 0))
     table.add_column("benchmark")
     table.add_column("n", justify="right")
@@ -77,7 +87,6 @@ def _table(metric: Metric, rows: Rows) -> Table:
         by_arm = {m.arm: m for m in found}
         cells = [_cell(by_arm[arm], factor) if arm in by_arm else "" for arm in arms]
         table.add_row(name_of(result), str(found[0].num_observations), *cells)
-    table.add_row()
     return table
 
 
@@ -173,6 +182,10 @@ def _watched(results: Sequence[BenchmarkResult]) -> Iterator[str]:
         stamp_ns, resolution_ns = watches[0]["stamp_ns"], watches[0]["resolution_ns"]
         most = f"{cost_s * 1e6:.2g} us or {share * 100:.1g} %"
         yield f"instrument: {stamp_ns:.0f} ns a stamp, at most {most} of a run; the clock resolves {resolution_ns} ns"
+    ceilings = results[0].provenance.get("ceilings")
+    if ceilings:
+        read, flops = ceilings["read_bytes_per_s"] / 1e9, ceilings["flops_per_s"] / 1e9
+        yield f"ceilings measured here: {number_text(read)} GB/s read, {number_text(flops)} GFLOP/s"
     control = results[0].provenance.get("control")
     if control:
         known = f"undisturbed passes known: {control['num_clean']}; 3 make a band"

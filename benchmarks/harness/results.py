@@ -85,8 +85,8 @@ class Measurement:
 class Flag:
     """Why a number is not to be trusted without a second look.
 
-    `kind` is one of warm-up, first, drift, step, outlier, contaminated, near-tie, resolution; `arm` is "" where it
-    concerns the whole case.
+    `kind` is one of warm-up, first, drift, step, outlier, contaminated, near-tie, resolution, ceiling, resumed; `arm`
+    is "" where it concerns the whole case.
     """
 
     kind: str
@@ -178,14 +178,24 @@ def summarise_values(metric: Metric, arm: str, values: Sequence[float]) -> Measu
     return _measurement(metric, arm, quantile(values, metric.q), values, len(values))
 
 
-def summarise_pairs(metric: Metric, arm: str, slow: Sequence[float], fast: Sequence[float]) -> Measurement:
-    """A ratio of two arms, slow[i] / fast[i] within each pair; medians and interval are those of `paired_ratio`."""
-    ratios = tuple(a / b for a, b in zip(slow, fast, strict=True))
-    found = paired_ratio(slow, fast)
+def summarise_pairs(metric: Metric, arm: str, pairs: Sequence[tuple[RunTiming, RunTiming]]) -> Measurement:
+    """What compares two arms, within each pair of a run of the slow and one of the fast arm where it is defined."""
+    assert metric.paired is not None, f"{metric.name} compares no arms"
+    values = [value for slow, fast in pairs if (value := metric.paired(slow, fast)) is not None]
+    if metric.coefficient:
+        return summarise_values(metric, arm, values)
+    found = paired_ratio(values, [1.0] * len(values))
     return Measurement(
-        metric=metric, arm=arm, value=found.value, samples=ratios, num_observations=found.num_samples,
+        metric=metric, arm=arm, value=found.value, samples=tuple(values), num_observations=len(values),
         low=found.interval.low, high=found.interval.high,
     )  # fmt: skip
+
+
+def summarise_sweeps(metric: Metric, arm: str, samples: Sequence[Sequence[RunTiming]], degree: int) -> Measurement:
+    """What tells of the curve through the lengths of a sample; one number for each sample where it is defined."""
+    assert metric.along is not None, f"{metric.name} tells of no curve"
+    values = [value for runs in samples if (value := metric.along(runs, degree)) is not None]
+    return summarise_values(metric, arm, values)
 
 
 def exact_count(metric: Metric, arm: str, count: float | None) -> Measurement:

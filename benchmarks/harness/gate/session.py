@@ -11,12 +11,13 @@ from typing import Any
 
 import pytest
 
-from benchmarks.harness.fixtures import LED, RESULTS, Led, benchmark_id, case_id, is_benchmark
+from benchmarks.harness.fixtures import LED, Led, benchmark_id, case_id, is_benchmark
 from benchmarks.harness.gate.builds import prove_built
 from benchmarks.harness.gate.turns import Connection, Turns
 from benchmarks.harness.guards import OlderBuild
 from benchmarks.harness.machine import family_of
 from benchmarks.harness.passes import run_pytest
+from benchmarks.harness.publishing import RESULTS
 from benchmarks.harness.results import BenchmarkResult
 from benchmarks.harness.sources.nanoserve import package_folder
 

@@ -81,7 +81,8 @@ def _sorted_case(case: Case, launches: Sequence[Launch]) -> _Found:
     quiet = measured.keys() - disturbed.keys()
     yield "control", case, tuple(pairs for n in measured if n in quiet and (pairs := _control(measured[n])))
     every = [each for both in measured.values() for each in both]
-    for key in dict.fromkeys(key_of(result, m) for result in every for m in result.measurements):
+    compared = (key_of(result, m) for result in every for m in result.measurements if m.metric.has_ratio)
+    for key in dict.fromkeys(compared):
         yield from _sorted_key(key, measured, quiet)
 
 

@@ -15,9 +15,13 @@ from typing import TYPE_CHECKING, Any
 from benchmarks.harness.errors import InstrumentError, MissingFeatureError
 from benchmarks.harness.timing import Emission
 
+TWIN = {"engine": "transformers"}
+"""The options of the arm that is no engine of ours: transformers' `generate` on the same weights."""
+
 _TOLD_BY_THE_ENGINE = ("kv_bytes", "num_kv_blocks")
 
 if TYPE_CHECKING:
+    from benchmarks.harness.sources.llama_cost import LlamaCost
     from nanoserve.engine import Engine
     from nanoserve.weights import LoadedModel
 
@@ -76,7 +80,9 @@ class NanoserveSubject:
     def __init__(self, loaded: "LoadedModel", name: str) -> None:
         self._loaded = loaded
         self._engines: dict[tuple[tuple[str, Any], ...], Engine] = {}
+        self._twin: Any = None
         self.name = name
+        self.dtype = loaded.dtype
         self.vocab_size = loaded.config.vocab_size
         self.relative_tolerance = 8 * _epsilon(loaded.dtype)
 
@@ -96,6 +102,9 @@ class NanoserveSubject:
         """See `measure.Subject`. Raises MissingFeatureError at the first pull for an arm that this build cannot run."""
         from nanoserve import SamplingParams
 
+        if arm == TWIN:
+            yield from self._twin_stream(prompt_ids, num_new_tokens)
+            return
         params = SamplingParams(max_new_tokens=num_new_tokens, ignore_eos=True)
         for event in self._engine(**arm).stream(prompt_ids, params):
             yield Emission(
@@ -104,6 +113,15 @@ class NanoserveSubject:
                 num_cached=event.num_cached,
                 num_prefilled=event.num_prefilled,
             )
+
+    def _twin_stream(self, prompt_ids: Sequence[int], num_new_tokens: int) -> Iterator[Emission]:
+        from benchmarks.harness.sources.huggingface import hf_stream
+        from benchmarks.harness.sources.llama_twin import llama_twin
+        from nanoserve.hf_config import to_hf_config
+
+        if self._twin is None:
+            self._twin = llama_twin(self._loaded.model, to_hf_config(self._loaded.config))
+        return hf_stream(self._twin, prompt_ids, num_new_tokens)
 
     def next_logits(self, token_ids: Sequence[int]) -> Sequence[float]:
         import torch
@@ -121,6 +139,13 @@ class NanoserveSubject:
 
     def num_kv_blocks(self, **arm: Any) -> int | None:
         return getattr(self._engine(**arm), "num_kv_blocks", None)
+
+    def cost(self, **arm: Any) -> "LlamaCost":
+        """What steps of an arm have to read and compute; see `efficiency.Cost`."""
+        from benchmarks.harness.sources.llama_cost import LlamaCost
+
+        bytes_per_number = _bits(self._loaded.dtype) // 8
+        return LlamaCost(self._loaded.config, bytes_per_number, keeps_kv=arm.get("cache") != "none")
 
     def describe(self) -> dict[str, Any]:
         """The subject's part of the provenance."""
@@ -168,6 +193,12 @@ def _attention_backend() -> str | None:
     from nanoserve import attention
 
     return getattr(attention, "BACKEND", None)
+
+
+def _bits(dtype: Any) -> int:
+    import torch
+
+    return torch.finfo(dtype).bits
 
 
 def _epsilon(dtype: Any) -> float:

@@ -1,0 +1,152 @@
+"""From what a benchmark measured to what is kept of it: held to its declaration, filed with provenance, judged, stored.
+
+Knows pytest's hooks around a test and a session, and pytest-benchmark's JSON. Refuses to know how anything is measured
+and how results are shown.
+"""
+
+import dataclasses
+from collections.abc import Iterator, Mapping
+from typing import Any, NamedTuple
+
+import pytest
+
+from benchmarks.harness.ceilings import Ceilings
+from benchmarks.harness.efficiency import Cost, shares_of
+from benchmarks.harness.fixtures import LED, MEASURING, WATCH, benchmark_id, case_id
+from benchmarks.harness.measure import Measure
+from benchmarks.harness.provenance import provenance
+from benchmarks.harness.replay import replay
+from benchmarks.harness.results import BenchmarkResult
+from benchmarks.harness.sources.nanoserve import package_folder
+from benchmarks.harness.watch import Seen
+from benchmarks.harness.work import CountWork
+
+RESULTS = pytest.StashKey[list[BenchmarkResult]]()
+"""Where a session's results gather, on its config."""
+
+_KEPT = pytest.StashKey[list[dict[str, Any]]]()
+"""For each of them the dictionary that pytest-benchmark stores with it."""
+
+Costs = Mapping[str, Cost | None]
+
+_COSTS = pytest.StashKey[list[Costs]]()
+"""For each of them what its arms have to do."""
+
+_CEILINGS = pytest.StashKey[Ceilings]()
+
+
+class Published(NamedTuple):
+    """A finished case, and the durations that pytest-benchmark's own table shows of it."""
+
+    result: BenchmarkResult
+    durations_s: tuple[float, ...]
+
+
+PUBLISHED = pytest.StashKey[Published]()
+"""On an item that was measured."""
+
+RESUMED = pytest.StashKey[Published]()
+"""On an item that an earlier session has measured, so that its body does nothing in this one."""
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> Iterator[None]:
+    """After a benchmark's own body: hold it to its declaration, then publish what it measured."""
+    result = yield
+    resumed = pyfuncitem.stash.get(RESUMED, None)
+    for name in MEASURING:
+        measured = pyfuncitem.funcargs.get(name)
+        if resumed is None and isinstance(measured, Measure | CountWork):
+            measured.close()
+            _publish(pyfuncitem, measured, pyfuncitem.funcargs["benchmark"])
+    if resumed is not None:
+        _keep(pyfuncitem, resumed)
+    return result
+
+
+def _publish(item: pytest.Function, measured: Measure | CountWork, benchmark: Any) -> None:
+    """Untimed, nothing is kept: one run without a warm-up is a test and no measurement."""
+    durations_s = tuple(measured.primary_durations_s())
+    if benchmark.enabled:
+        _keep(item, Published(_result_of(item, measured), durations_s))
+    else:
+        replay(benchmark, durations_s)
+
+
+def _keep(item: pytest.Function, published: Published) -> None:
+    benchmark: Any = item.funcargs["benchmark"]
+    item.stash[PUBLISHED] = published
+    item.config.stash.setdefault(RESULTS, []).append(published.result)
+    item.config.stash.setdefault(_KEPT, []).append(benchmark.extra_info)
+    item.config.stash.setdefault(_COSTS, []).append(_costs_of(item))
+    benchmark.extra_info.update(published.result.as_dict())
+    replay(benchmark, published.durations_s)
+
+
+def _result_of(item: pytest.Function, measured: Measure | CountWork) -> BenchmarkResult:
+    subject: Any = item.funcargs["model"]
+    seen = item.config.stash[WATCH].end(measured.runs)
+    return BenchmarkResult(
+        benchmark=benchmark_id(item),
+        case=case_id(item),
+        params=dict(item.callspec.params) if hasattr(item, "callspec") else {},
+        measurements=tuple(measured.measurements),
+        provenance=provenance(package_folder(), subject.describe() | seen.facts | _planted(item.config)),
+        flags=(*measured.flags, *seen.flags),
+        runs=measured.runs,
+        details=measured.details,
+    )
+
+
+def _costs_of(item: pytest.Function) -> Costs:
+    """What the arms of a benchmark have to read and compute; the ceilings are looked at again beside it.
+
+    Nothing beside another session: both compute meanwhile, and each would take the other's share for a ceiling.
+    """
+    measure, subject, config = item.funcargs.get("measure"), item.funcargs["model"], item.config
+    if not isinstance(measure, Measure) or LED in config.stash:
+        return {}
+    told: Any = subject
+    config.stash.setdefault(_CEILINGS, Ceilings(str(item.funcargs["device"]), told.dtype)).look()
+    return {arm: told.cost(**options) for arm, options in measure.arms.items()}
+
+
+def _planted(config: pytest.Config) -> dict[str, float]:
+    """A planted slowdown says so: such a result is no measurement of the engine."""
+    percent = config.getoption("--planted-slowdown")
+    return {} if percent is None else {"planted_slowdown_percent": percent}
+
+
+@pytest.hookimpl(wrapper=True, tryfirst=True)
+def pytest_sessionfinish(session: pytest.Session) -> Iterator[None]:
+    """Judge the whole pass before anybody stores or prints its results."""
+    stash = session.config.stash
+    if WATCH in stash and stash.get(RESULTS, []):
+        seen, ceilings = stash[WATCH].close_pass(), stash.get(_CEILINGS, None)
+        every_result: list[BenchmarkResult] = stash[RESULTS]
+        every_costs: list[Costs] = stash[_COSTS]
+        told = zip(every_result, every_costs, strict=True)
+        results = stash[RESULTS] = [_with_shares(_judged(result, seen), costs, ceilings) for result, costs in told]
+        every_kept: list[dict[str, Any]] = stash[_KEPT]
+        for number, kept in enumerate(every_kept):
+            kept.update(results[number].as_dict())
+    return (yield)
+
+
+def _judged(result: BenchmarkResult, seen: Seen) -> BenchmarkResult:
+    """The result with what was seen of its whole pass."""
+    facts = {**result.provenance, **seen.facts}
+    return dataclasses.replace(result, flags=(*result.flags, *seen.flags), provenance=facts)
+
+
+def _with_shares(result: BenchmarkResult, costs: Costs, ceilings: Ceilings | None) -> BenchmarkResult:
+    """With how near its arms came to the highest ceilings of the session."""
+    if ceilings is None or not costs:
+        return result
+    shares, flags = shares_of(result.runs, costs, ceilings)
+    return dataclasses.replace(
+        result,
+        measurements=(*result.measurements, *shares),
+        flags=(*result.flags, *flags),
+        provenance={**result.provenance, "ceilings": ceilings.as_dict()},
+    )

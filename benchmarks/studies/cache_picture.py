@@ -1,0 +1,104 @@
+"""The study's picture in two panels, ours with intervals and theirs as hollow marks.
+
+Left: tokens per second of both paths against the length of the answer, and the speedup. Right: TTFT and decode rate
+against the length of the prompt. Knows matplotlib and the two sweeps.
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+from benchmarks.harness.curves import PALETTE
+from benchmarks.harness.results import BenchmarkResult
+from benchmarks.harness.stats import quantile_interval
+from benchmarks.harness.timing import RunTiming
+from benchmarks.studies.cache_points import GENERATION, PROMPT, points_of
+
+Published = Mapping[tuple[str, int, str, str], float]
+Points = Sequence[tuple[int, BenchmarkResult]]
+
+
+def draw(results: Sequence[BenchmarkResult], published: Published, folder: Path) -> Iterator[Path]:
+    """Write the picture as SVG and PNG; yield their paths."""
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(11, 4.2), layout="constrained")
+    told = results[0].provenance
+    where = told["device_name"] or told["cpu"]
+    figure.suptitle(
+        f"{told['model']} ({told['weights']}), {told['dtype']}, {where}, {told['num_threads']} threads; "
+        f"bars: 95 % intervals of {len(next(iter(results[0].runs.values())))} runs; hollow: published, another machine",
+        fontsize=9, parse_math=False,
+    )  # fmt: skip
+    left, right = figure.subplots(1, 2)
+    _draw_generation(left, points_of(results, GENERATION), published)
+    _draw_prompt(right, points_of(results, PROMPT), published)
+    for suffix in ("svg", "png"):
+        path = folder / f"cache_curve.{suffix}"
+        figure.savefig(path, dpi=144)
+        yield path
+
+
+def _draw_generation(axes: Any, points: Points, published: Published) -> None:
+    for arm, colour in (("cached", PALETTE[0]), ("naive", PALETTE[1])):
+        _line(axes, {n: _rates(result.runs[arm]) for n, result in points}, colour, f"{arm}, tokens/s")
+        _hollow(
+            axes, {n: n / e2e_s for n, e2e_s in _theirs(points, published, GENERATION, arm, "e2e_s").items()}, colour
+        )
+    second, arms = axes.twinx(), "cached over naive"
+    _line(second, {n: _speedups(result) for n, result in points}, PALETTE[2], "speedup", "^")
+    _hollow(second, _theirs(points, published, GENERATION, arms, "speedup"), PALETTE[2], "^")
+    _finish(axes, second, "output tokens", "tokens/s, prefill included", "speedup of totals")
+
+
+def _rates(runs: Sequence[RunTiming]) -> list[float]:
+    return [rate for run in runs if (rate := run.e2e_tokens_per_s) is not None]
+
+
+def _speedups(result: BenchmarkResult) -> list[float]:
+    return [sample for m in result.measurements if m.metric.name == "speedup" for sample in m.samples]
+
+
+def _draw_prompt(axes: Any, points: Points, published: Published) -> None:
+    runs = {n: result.runs["cached"] for n, result in points}
+    _line(axes, {n: [run.ttft_s for run in of if run.ttft_s] for n, of in runs.items()}, PALETTE[0], "TTFT, s")
+    _hollow(axes, _theirs(points, published, PROMPT, "cached", "ttft_s"), PALETTE[0])
+    second = axes.twinx()
+    rates = {n: [run.decode_tokens_per_s for run in of if run.decode_tokens_per_s] for n, of in runs.items()}
+    _line(second, rates, PALETTE[3], "decode rate, tokens/s")
+    itls = _theirs(points, published, PROMPT, "cached", "itl_p50_s")
+    _hollow(second, {n: 1 / itl_s for n, itl_s in itls.items()}, PALETTE[3])
+    _finish(axes, second, "prompt tokens", "TTFT, s", "decode tokens/s")
+
+
+def _theirs(points: Points, published: Published, sweep: str, arm: str, metric: str) -> dict[int, float]:
+    keys = {n: (sweep, n, arm, metric) for n, _ in points}
+    return {n: published[key] for n, key in keys.items() if key in published}
+
+
+def _line(axes: Any, by_length: Mapping[int, Sequence[float]], colour: str, label: str, marker: str = "o") -> None:
+    """Medians of the runs with their intervals."""
+    ours = {n: (median(values), quantile_interval(values, 0.5)) for n, values in by_length.items() if values}
+    middles = [middle for middle, _ in ours.values()]
+    low = [middle - (middle if ends.low is None else ends.low) for middle, ends in ours.values()]
+    high = [(middle if ends.high is None else ends.high) - middle for middle, ends in ours.values()]
+    looks = {"color": colour, "marker": marker, "markersize": 4, "capsize": 3, "linewidth": 1.2, "label": label}
+    axes.errorbar(list(ours), middles, yerr=[low, high], **looks)
+
+
+def _hollow(axes: Any, by_length: Mapping[int, float], colour: str, marker: str = "o") -> None:
+    looks = {"markerfacecolor": "none", "markersize": 6, "linewidth": 0.8, "linestyle": ":", "alpha": 0.8}
+    axes.plot(list(by_length), list(by_length.values()), color=colour, marker=marker, **looks)
+
+
+def _finish(axes: Any, second: Any, x: str, left: str, right: str) -> None:
+    axes.set_xlabel(x)
+    axes.set_ylabel(left)
+    second.set_ylabel(right)
+    for each in (axes, second):
+        each.set_ylim(bottom=0)
+    axes.grid(alpha=0.25)
+    handles = [handle for each in (axes, second) for handle in each.get_legend_handles_labels()[0]]
+    labels = [label for each in (axes, second) for label in each.get_legend_handles_labels()[1]]
+    axes.legend(handles, labels, fontsize=8, loc="best")

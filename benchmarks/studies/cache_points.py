@@ -1,0 +1,19 @@
+"""The points of the two sweeps of the cache study among some results. Knows the names of two tests."""
+
+from collections.abc import Sequence
+from typing import Literal
+
+from benchmarks.harness.results import BenchmarkResult
+
+Sweep = Literal["generation", "prompt"]
+GENERATION: Sweep = "generation"
+PROMPT: Sweep = "prompt"
+
+_TESTS = {GENERATION: ("::test_generation_length", "new_tokens"), PROMPT: ("::test_prompt_length", "prompt_tokens")}
+
+
+def points_of(results: Sequence[BenchmarkResult], sweep: Sweep) -> list[tuple[int, BenchmarkResult]]:
+    """Tokens and result of each case of a sweep that was measured, shortest first."""
+    test, axis = _TESTS[sweep]
+    found = [(result.params[axis], result) for result in results if result.benchmark.endswith(test)]
+    return sorted(found, key=lambda each: each[0])

@@ -1,0 +1,117 @@
+"""Shares of ceilings: what a run had to read and compute, over what it took, over what the machine gave at its best."""
+
+import itertools
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+from benchmarks.harness.ceilings import Ceilings
+from benchmarks.harness.counters import count_work
+from benchmarks.harness.efficiency import mbu, mfu, shares_of
+from benchmarks.harness.sources.llama_cost import LlamaCost
+from benchmarks.harness.timing import RunTiming, Stamp
+from nanoserve.cache.contiguous import ContiguousCache
+
+CEILINGS = SimpleNamespace(read_bytes_per_s=1000.0, flops_per_s=100.0)
+
+
+class Cost:
+    def read_bytes(self, context):
+        return 50.0 + context
+
+    def prefill_flops(self, num_tokens):
+        return 2.0 * num_tokens
+
+
+def run(ttft_s=1.0, itl_s=0.2, *, tokens=3, prompt=10):
+    times = [round((ttft_s + itl_s * place) * 1e9) for place in range(tokens)]
+    return RunTiming(sent_ns=0, stamps=tuple(Stamp(at, 1) for at in times), num_prompt_tokens=prompt)
+
+
+def test_mbu_counts_what_each_step_read():
+    assert mbu(run(), Cost(), 1000.0) == pytest.approx((50 + 11 + 50 + 12) / 0.4 / 1000)
+
+
+def test_mfu_is_of_the_prefill_alone():
+    assert mfu(run(), Cost(), 100.0) == pytest.approx(20 / 1.0 / 100)
+
+
+def test_without_gaps_a_prompt_or_a_ceiling_there_is_no_share():
+    assert mbu(run(tokens=1), Cost(), 1000.0) is mbu(run(), Cost(), None) is None
+    assert mfu(run(prompt=None), Cost(), 100.0) is mfu(run(), Cost(), None) is None
+
+
+def test_each_arm_has_a_sample_per_run_and_an_unknown_cost_has_none():
+    found = shares_of({"a": [run(), run(itl_s=0.4)], "b": [run()]}, {"a": Cost(), "b": None}, CEILINGS)
+    assert [(m.metric.name, m.arm, len(m.samples)) for m in found.measurements] == [("mbu", "a", 2), ("mfu", "a", 2)]
+    assert found.flags == []
+
+
+def test_a_share_above_one_is_told_and_not_shown():
+    found = shares_of({"a": [run(itl_s=0.01)]}, {"a": Cost()}, CEILINGS)
+    assert [m.metric.name for m in found.measurements] == ["mfu"]
+    (flag,) = found.flags
+    assert (flag.kind, flag.arm) == ("ceiling", "a")
+    assert "MBU came out at 6.15" in flag.what
+
+
+# What a Llama has to do, against what the counters see it do.
+
+
+def test_the_flops_of_a_prefill_are_those_that_are_counted_less_what_the_mask_hides(tiny):
+    config, tokens = tiny.config, 24
+    cache = ContiguousCache(config, tokens, tiny.dtype, tiny.device)
+
+    def prefill():
+        hidden = tiny.model(torch.arange(tokens), torch.arange(tokens), cache)
+        tiny.model.compute_logits(hidden[-1:])
+
+    with torch.inference_mode():
+        _, counted = count_work(prefill, prepare=lambda: setattr(cache, "num_cached", 0))
+    hidden_pairs = tokens * tokens - tokens * (tokens + 1) / 2
+    masked = 4 * config.num_layers * config.num_heads * config.head_dim * hidden_pairs
+    assert LlamaCost(config, 4).prefill_flops(tokens) == counted.flops - masked
+
+
+def test_a_decode_step_reads_every_weight_of_a_product_once_and_the_context(tiny):
+    cost, config = LlamaCost(tiny.config, 4), tiny.config
+    matrices = [p for name, p in tiny.model.named_parameters() if p.ndim == 2 and "embed" not in name]
+    head = config.vocab_size * config.hidden_size if config.tie_embeddings else 0
+    weights = 4 * (sum(p.numel() for p in matrices) + head)
+    assert cost.read_bytes(0) == weights
+    assert cost.read_bytes(100) == weights + 100 * config.kv_bytes_per_token(4)
+    assert LlamaCost(config, 4, keeps_kv=False).read_bytes(100) == weights
+
+
+# The ceilings themselves.
+
+
+class FakeTimer:
+    """Tells scripted seconds and runs nothing."""
+
+    def __init__(self, *seconds):
+        self._seconds = itertools.cycle(seconds)
+
+    def seconds(self, call):
+        return next(self._seconds)
+
+
+def test_the_best_of_all_looks_is_the_ceiling():
+    ceilings = Ceilings("cpu", torch.float32, FakeTimer(2.0))
+    ceilings.look()
+    assert ceilings.read_bytes_per_s == (256 << 20) / 2.0
+    assert ceilings.flops_per_s == 2 * 1024**3 / 2.0
+    ceilings._seconds = FakeTimer(4.0, 1.0).seconds
+    ceilings.look()
+    assert ceilings.as_dict() == {"read_bytes_per_s": float(256 << 20), "flops_per_s": 2.0 * 1024**3}
+    ceilings._seconds = FakeTimer(8.0).seconds
+    ceilings.look()
+    assert ceilings.read_bytes_per_s == 256 << 20
+
+
+def test_a_real_look_finds_finite_rates():
+    ceilings = Ceilings("cpu", torch.float32)
+    ceilings.look()
+    assert 1e6 < ceilings.read_bytes_per_s < 1e14
+    assert 1e6 < ceilings.flops_per_s < 1e15
