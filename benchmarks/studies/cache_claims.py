@@ -33,10 +33,12 @@ class Claim:
 def claims_of(results: Sequence[BenchmarkResult]) -> Iterator[Claim]:
     """Those claims for which enough was measured."""
     generation, prompt = points_of(results, GENERATION), points_of(results, PROMPT)
+    both = [(tokens, result) for tokens, result in generation if "naive" in result.runs]
     if len(generation) > 1:
         yield _of_rate(generation, "cached", "cached tokens/s rises with length", rises=True)
-        yield _of_rate(generation, "naive", "naive tokens/s falls with length", rises=False)
-        yield _of_widening(generation)
+    if len(both) > 1:
+        yield _of_rate(both, "naive", "naive tokens/s falls with length", rises=False)
+        yield _of_widening(both)
     if len(prompt) > 2:
         yield _of_prefill(prompt)
         yield _of_decode(prompt)

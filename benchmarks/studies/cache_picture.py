@@ -42,7 +42,7 @@ def draw(results: Sequence[BenchmarkResult], published: Published, folder: Path)
 
 def _draw_generation(axes: Any, points: Points, published: Published) -> None:
     for arm, colour in (("cached", PALETTE[0]), ("naive", PALETTE[1])):
-        _line(axes, {n: _rates(result.runs[arm]) for n, result in points}, colour, f"{arm}, tokens/s")
+        _line(axes, {n: _rates(result.runs.get(arm, ())) for n, result in points}, colour, f"{arm}, tokens/s")
         _hollow(
             axes, {n: n / e2e_s for n, e2e_s in _theirs(points, published, GENERATION, arm, "e2e_s").items()}, colour
         )

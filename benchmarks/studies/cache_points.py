@@ -1,4 +1,4 @@
-"""The points of the two sweeps of the cache study among some results. Knows the names of two tests."""
+"""The points of the two sweeps of the cache study among some results. Knows the names of three tests."""
 
 from collections.abc import Sequence
 from typing import Literal
@@ -9,11 +9,14 @@ Sweep = Literal["generation", "prompt"]
 GENERATION: Sweep = "generation"
 PROMPT: Sweep = "prompt"
 
-_TESTS = {GENERATION: ("::test_generation_length", "new_tokens"), PROMPT: ("::test_prompt_length", "prompt_tokens")}
+_TESTS = {
+    GENERATION: (("::test_generation_length", "::test_long_answer"), "new_tokens"),
+    PROMPT: (("::test_prompt_length",), "prompt_tokens"),
+}
 
 
 def points_of(results: Sequence[BenchmarkResult], sweep: Sweep) -> list[tuple[int, BenchmarkResult]]:
-    """Tokens and result of each case of a sweep that was measured, shortest first."""
-    test, axis = _TESTS[sweep]
-    found = [(result.params[axis], result) for result in results if result.benchmark.endswith(test)]
-    return sorted(found, key=lambda each: each[0])
+    """Tokens and result of each case of a sweep that was measured, shortest first; one result for each length."""
+    tests, axis = _TESTS[sweep]
+    found = [(result.params[axis], result) for result in results if result.benchmark.endswith(tests)]
+    return sorted({tokens: result for tokens, result in reversed(found)}.items())
