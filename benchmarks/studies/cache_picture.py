@@ -49,7 +49,7 @@ def _draw_generation(axes: Any, points: Points, published: Published) -> None:
     second, arms = axes.twinx(), "cached over naive"
     _line(second, {n: _speedups(result) for n, result in points}, PALETTE[2], "speedup", "^")
     _hollow(second, _theirs(points, published, GENERATION, arms, "speedup"), PALETTE[2], "^")
-    _finish(axes, second, "output tokens", "tokens/s, prefill included", "speedup of totals")
+    _finish(axes, second, "output tokens", "tokens/s, prefill included", "speedup of totals", place="center right")
 
 
 def _rates(runs: Sequence[RunTiming]) -> list[float]:
@@ -69,7 +69,7 @@ def _draw_prompt(axes: Any, points: Points, published: Published) -> None:
     _line(second, rates, PALETTE[3], "decode rate, tokens/s")
     itls = _theirs(points, published, PROMPT, "cached", "itl_p50_s")
     _hollow(second, {n: 1 / itl_s for n, itl_s in itls.items()}, PALETTE[3])
-    _finish(axes, second, "prompt tokens", "TTFT, s", "decode tokens/s")
+    _finish(axes, second, "prompt tokens", "TTFT, s", "decode tokens/s", place="lower right")
 
 
 def _theirs(points: Points, published: Published, sweep: str, arm: str, metric: str) -> dict[int, float]:
@@ -92,13 +92,13 @@ def _hollow(axes: Any, by_length: Mapping[int, float], colour: str, marker: str 
     axes.plot(list(by_length), list(by_length.values()), color=colour, marker=marker, **looks)
 
 
-def _finish(axes: Any, second: Any, x: str, left: str, right: str) -> None:
+def _finish(axes: Any, second: Any, x: str, left: str, right: str, *, place: str) -> None:
     axes.set_xlabel(x)
     axes.set_ylabel(left)
     second.set_ylabel(right)
     for each in (axes, second):
-        each.set_ylim(bottom=0)
+        each.set_ylim(0, each.get_ylim()[1] * 1.08)
     axes.grid(alpha=0.25)
     handles = [handle for each in (axes, second) for handle in each.get_legend_handles_labels()[0]]
     labels = [label for each in (axes, second) for label in each.get_legend_handles_labels()[1]]
-    axes.legend(handles, labels, fontsize=8, loc="best")
+    axes.legend(handles, labels, fontsize=8, loc=place)

@@ -19,4 +19,4 @@ def points_of(results: Sequence[BenchmarkResult], sweep: Sweep) -> list[tuple[in
     """Tokens and result of each case of a sweep that was measured, shortest first; one result for each length."""
     tests, axis = _TESTS[sweep]
     found = [(result.params[axis], result) for result in results if result.benchmark.endswith(tests)]
-    return sorted({tokens: result for tokens, result in reversed(found)}.items())
+    return sorted(dict(reversed(found)).items())
