@@ -38,7 +38,7 @@ TTFT_CURVE = ("ttft_overhead_s", "ttft_per_token_s", "ttft_per_token2_s", "ttft_
     "new_tokens",
     [
         point(8, "study"),
-        point(16, "study"),
+        point(16, *DESK, "study"),
         point(32, *FULL, "study"),
         point(64, *FULL),
         point(128, *FULL),
@@ -72,7 +72,7 @@ def test_cost_against_context(measure, new_tokens):
 @pytest.mark.parametrize(
     "prompt_tokens",
     [
-        point(16, "study"), point(32, *FULL), point(64, *FULL, "study"), point(128, "study"),
+        point(16, "study"), point(32, *FULL), point(64, *FULL, "study"), point(128, *DESK, "study"),
         point(256, *FULL, "study"), 512, point(1024, *FULL),
     ],
 )  # fmt: skip
