@@ -85,9 +85,11 @@ def test_prompt_length(measure, prompt_tokens):
 @pytest.mark.quantities(
     "ttft_growth", "ttft_overhead_s", "ttft_per_token_s", "ttft_per_token2_s", "ttft_crossover_tokens"
 )
-def test_ttft_curve(measure):
+@pytest.mark.parametrize("longest", [256, point(1024, *FULL)])
+def test_ttft_curve(measure, longest):
     """TTFT = a + b P + c P^2 over prompt lengths P, and where what grows costs as much as what does not."""
-    measure.sweep(prompt_tokens=[16, 32, 64, 128, 256, 512], new_tokens=1)
+    lengths = [length for length in (16, 32, 64, 128, 256, 512, 1024) if length <= longest]
+    measure.sweep(prompt_tokens=lengths, new_tokens=1)
 
 
 @pytest.mark.arms(preallocated={"cache": "contiguous"}, growing={"cache": "growing"})
