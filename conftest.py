@@ -29,7 +29,7 @@ _MARKERS = (
     "alone: times something; skipped beside other workers (-n)",
     "prove_red: swaps a wrong formula in and sees the tests fail; runs with --prove-red",
     "desk: a case too slow to be measured sixteen times; asv leaves it out",
-    "full: a case that only the profile `full` measures",
+    "full: a case that the default profile does without; asv as well",
     "study: a case that the profile `study` measures",
     "arms(name={option: value}, ...): the arms that take turns inside one benchmark",
     "quantities(name, ...): the metrics that a benchmark promises to measure",
@@ -39,18 +39,20 @@ _MARKERS = (
 def pytest_addoption(parser: pytest.Parser) -> None:
     group = parser.getgroup("nanoserve")
     group.addoption("--device", default="auto", help="auto, cpu, cuda or cuda:N (default: auto)")
-    group.addoption("--model", help="catalog name, folder, GGUF file or hub id (default: by device)")
-    group.addoption("--dtype", default="auto", help="auto, float32, bfloat16 or float16 (default: auto)")
+    group.addoption("--model", help="catalog name, folder, GGUF file or hub id (default: by device, or the profile's)")
+    group.addoption("--dtype", help="auto, float32, bfloat16 or float16 (default: auto, or the profile's)")
     group.addoption("--profile", default="default", metavar="NAME", help=f"what is measured: {_profiles()}")
     group.addoption(
         "--resume", action="store_true", help="go on with a session that was interrupted, after what it has measured"
     )
     group.addoption("--samples", type=_whole("--samples", 1), help="timed runs per arm (default: 6)")
-    group.addoption("--max-warmups", type=_whole("--max-warmups", 0), help="warm-up runs per arm, at most (default: 5)")
+    group.addoption(
+        "--max-warmups", type=_whole("--max-warmups", 0), help="warm-up runs per arm, at most (default: 5; study: 1)"
+    )
     group.addoption(
         "--max-warmup-s",
         type=_amount("--max-warmup-s", "seconds"),
-        help="seconds of warm-up after which no further run begins (default: 10)",
+        help="seconds of warm-up after which no further run begins (default: 10; study: 60)",
     )
     group.addoption(
         "--planted-slowdown",
@@ -138,7 +140,14 @@ def _keep_profile(config: pytest.Config, items: list[pytest.Item]) -> None:
     from benchmarks.harness.profiles import profile
 
     chosen = profile(config.getoption("--profile"))
-    _deselect(config, items, lambda item: not chosen.wants({mark.name for mark in item.iter_markers()}))
+    _deselect(
+        config,
+        items,
+        lambda item: (
+            "benchmark" in getattr(item, "fixturenames", ())
+            and not chosen.wants({mark.name for mark in item.iter_markers()})
+        ),
+    )
 
 
 def _deselect(config, items, unwanted) -> None:

@@ -37,8 +37,8 @@ TTFT_CURVE = ("ttft_overhead_s", "ttft_per_token_s", "ttft_per_token2_s", "ttft_
 @pytest.mark.parametrize(
     "new_tokens",
     [
-        point(8, "study"),
-        point(16, *DESK, "study"),
+        point(8, *DESK, "study"),
+        point(16, *FULL, "study"),
         point(32, *FULL, "study"),
         point(64, *FULL),
         point(128, *FULL),
@@ -60,7 +60,7 @@ def test_long_answer(measure, new_tokens):
 
 @pytest.mark.arms(cached={"cache": "contiguous"}, naive={"cache": "none"})
 @pytest.mark.quantities("itl_p50_s", "itl_p99_s", *TOTALS, *CURVES)
-@pytest.mark.parametrize("new_tokens", [point(48, *DESK), point(128, *FULL)])
+@pytest.mark.parametrize("new_tokens", [16, point(40, *DESK), point(128, *FULL)])
 def test_cost_against_context(measure, new_tokens):
     """The same answers, step by step: r(L), ITL against context, and their slopes."""
     measure.stream(prompt_tokens=16, new_tokens=new_tokens)
@@ -81,10 +81,17 @@ def test_prompt_length(measure, prompt_tokens):
     measure.stream(prompt_tokens=prompt_tokens, new_tokens=16)
 
 
+@pytest.mark.arms(cached={"cache": "contiguous"}, naive={"cache": "none"})
+@pytest.mark.quantities("ttft_s", "itl_p50_s", "speedup", "itl_ratio")
+@pytest.mark.parametrize("prompt_tokens", [point(length, *FULL) for length in (16, 64, 256, 1024)])
+def test_ratio_against_prompt(measure, prompt_tokens):
+    """r(L) where it is large: a naive step runs the whole prompt again."""
+    measure.stream(prompt_tokens=prompt_tokens, new_tokens=8)
+    measure.compare(slow="naive", fast="cached")
+
+
 @pytest.mark.arms(cached={"cache": "contiguous"})
-@pytest.mark.quantities(
-    "ttft_growth", "ttft_overhead_s", "ttft_per_token_s", "ttft_per_token2_s", "ttft_crossover_tokens"
-)
+@pytest.mark.quantities("ttft_growth", *TTFT_CURVE)
 @pytest.mark.parametrize("longest", [256, point(1024, *FULL)])
 def test_ttft_curve(measure, longest):
     """TTFT = a + b P + c P^2 over prompt lengths P, and where what grows costs as much as what does not."""

@@ -100,14 +100,14 @@ class FakeTimer:
 def test_the_best_of_all_looks_is_the_ceiling():
     ceilings = Ceilings("cpu", torch.float32, FakeTimer(2.0))
     ceilings.look()
-    assert ceilings.read_bytes_per_s == (256 << 20) / 2.0
+    assert ceilings.read_bytes_per_s == (512 << 20) / 2.0
     assert ceilings.flops_per_s == 2 * 1024**3 / 2.0
     ceilings._seconds = FakeTimer(4.0, 1.0).seconds
     ceilings.look()
-    assert ceilings.as_dict() == {"read_bytes_per_s": float(256 << 20), "flops_per_s": 2.0 * 1024**3}
+    assert ceilings.as_dict() == {"read_bytes_per_s": float(512 << 20), "flops_per_s": 2.0 * 1024**3}
     ceilings._seconds = FakeTimer(8.0).seconds
     ceilings.look()
-    assert ceilings.read_bytes_per_s == 256 << 20
+    assert ceilings.read_bytes_per_s == 512 << 20
 
 
 def test_a_real_look_finds_finite_rates():

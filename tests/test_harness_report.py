@@ -108,8 +108,15 @@ def test_an_arm_that_a_case_lacks_is_an_empty_cell():
 def test_quantities_come_in_the_order_of_their_declaration():
     sampled = [each for each in METRICS.values() if not each.is_exact]
     text = render([result(*(spread(each.name, 0.01) for each in reversed(sampled)))])
-    places = [text.index(f"{each.title} ({'ms' if each.unit == 's' else each.unit}") for each in sampled]
+    units = [each.shown_in or ("ms" if each.unit == "s" else each.unit) for each in sampled]
+    places = [text.index(f"{each.title} ({unit}") for each, unit in zip(sampled, units, strict=True)]
     assert places == sorted(places)
+
+
+def test_a_coefficient_below_zero_is_told_like_any_other():
+    text = render([result(values("ttft_per_token2_s", *[-2e-6] * 6))])
+    assert "TTFT per token squared (us, lower is better)" in text
+    assert "-2 [-2 .. -2]" in text
 
 
 def test_counts_stand_in_a_table_of_their_own_to_the_last_digit():

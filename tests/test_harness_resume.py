@@ -10,8 +10,8 @@ from test_harness_session import Session
 
 from benchmarks.harness.archive import read_results
 from benchmarks.harness.errors import InstrumentError
-from benchmarks.harness.publishing import Published
 from benchmarks.harness.resume import Journal
+from benchmarks.harness.stash import Published
 
 ROOT = Path(__file__).parents[1]
 SETUP = {"model": "tiny", "samples": 6}
@@ -58,7 +58,17 @@ def test_half_a_line_is_a_case_that_is_measured_again(tmp_path):
         journal.keep(node, PUBLISHED)
     whole = path.read_text()
     path.write_text(whole[:-100])
-    assert list(Journal(path, SETUP).read()) == ["a"]
+    resumed = Journal(path, SETUP)
+    assert list(resumed.read()) == ["a"]
+    resumed.keep("c", PUBLISHED)
+    assert list(Journal(path, SETUP).read()) == ["a", "c"]
+
+
+def test_a_file_without_a_whole_line_is_another_session(tmp_path):
+    path = tmp_path / "unfinished.jsonl"
+    path.write_text('{"model": "ti')
+    with pytest.raises(InstrumentError, match="another one: model None, now 'tiny'"):
+        Journal(path, SETUP).read()
 
 
 def test_another_setup_is_refused_and_named(tmp_path):
@@ -96,6 +106,11 @@ def test_an_interrupted_session_goes_on_where_it_was(project):
     assert broken.status == pytest.ExitCode.INTERRUPTED
     assert f"go on with: pytest {' '.join(('-p no:cacheprovider -rA --tb=short', *OPTIONS))} --resume" in broken.text
     kept = [json.loads(line) for line in journal.read_text().splitlines()[1:]]
+
+    refused = Session(project, *OPTIONS, "--resume", "--dtype", "bfloat16")
+    assert refused.status == pytest.ExitCode.USAGE_ERROR
+    assert "dtype 'auto', now 'bfloat16'" in refused.text
+    assert journal.exists(), "a refusal loses nothing"
 
     resumed = Session(project, *OPTIONS, "--resume")
     assert resumed.status == 0, resumed.text

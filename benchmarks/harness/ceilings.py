@@ -10,8 +10,8 @@ from typing import Any
 
 from benchmarks.harness.clock import EventTimer
 
-_READ_BYTES = {"cpu": 256 << 20, "cuda": 4 << 30}
-"""Several times the last cache of the largest processors."""
+_READ_BYTES = {"cpu": 512 << 20, "cuda": 4 << 30}
+"""More than the last cache of nearly all processors; of a GPU's memory, at most a quarter of what is free."""
 
 _SQUARE = {"cpu": 1024, "cuda": 8192}
 _REPEATS = 3
@@ -27,15 +27,13 @@ class Ceilings:
         """`dtype` is torch's: the ceiling of a product depends on it."""
         self._kind, self._device, self._dtype = device.partition(":")[0], device, dtype
         self._seconds = (timer or EventTimer(device)).seconds
-        self._kernels: tuple[Sequence[Kernel], Sequence[Kernel]] | None = None
         self.read_bytes_per_s: float | None = None
         self.flops_per_s: float | None = None
 
     def look(self) -> None:
-        """Run each kernel a few times. Takes a few tenths of a second, and memory from the first look on."""
-        reads, products = self._kernels = self._kernels or (_reads(self), _products(self))
-        self.read_bytes_per_s = self._best(self.read_bytes_per_s, reads)
-        self.flops_per_s = self._best(self.flops_per_s, products)
+        """Run each kernel a few times: a few tenths of a second, and memory for as long."""
+        self.read_bytes_per_s = self._best(self.read_bytes_per_s, _reads(self))
+        self.flops_per_s = self._best(self.flops_per_s, _products(self))
 
     def _best(self, before: float | None, kernels: Sequence[Kernel]) -> float:
         rates = [amount / self._seconds(call) for amount, call in kernels for _ in range(_REPEATS)]
@@ -52,7 +50,8 @@ def _reads(of: Ceilings) -> list[Kernel]:
     import torch.nn.functional as F
 
     width = 2048
-    num = _READ_BYTES[of._kind] // (width * torch.finfo(of._dtype).bits // 8)
+    free = torch.cuda.mem_get_info(of._device)[0] // 4 if of._kind == "cuda" else _READ_BYTES["cpu"]
+    num = min(_READ_BYTES[of._kind], free) // (width * torch.finfo(of._dtype).bits // 8)
     matrix = torch.zeros(num, width, dtype=of._dtype, device=of._device)
     row = torch.zeros(1, width, dtype=of._dtype, device=of._device)
     return [(matrix.nbytes, lambda: F.linear(row, matrix)), (matrix.nbytes, matrix.sum)]

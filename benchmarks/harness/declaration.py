@@ -37,7 +37,8 @@ class Metric:
     `weighting` says what weighs the same: each gap, each request, each token, each pair, each sweep; "window" is one
     number for everything together. `gate` says whether a regression may fail a build; the others are reported only. A
     change below `floor_relative` or below `floor_absolute` (in `unit`) is no change; counts have no floor.
-    A `coefficient` of a curve may be below zero, and may be left open by the points: no gate judges it.
+    A `coefficient` of a curve may be below zero, and may be left open by the points: no gate judges it. `shown_in` is
+    the unit in which people read it, where that does not follow from its size.
     """
 
     name: str
@@ -56,6 +57,7 @@ class Metric:
     paired: Callable[[RunTiming, RunTiming], float | None] | None = None
     along: Callable[[Sequence[RunTiming], int], float | None] | None = None
     coefficient: bool = False
+    shown_in: str | None = None
 
     def __post_init__(self) -> None:
         ways = (self.observe, self.over, self.judged, self.paired, self.along)

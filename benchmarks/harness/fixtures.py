@@ -20,6 +20,7 @@ from benchmarks.harness.progress import follow
 from benchmarks.harness.replay import replayed_seconds
 from benchmarks.harness.slowed import Slowed
 from benchmarks.harness.sources.nanoserve import NanoserveSubject, UnusableSubjectError, choose_device
+from benchmarks.harness.stash import RESUMED
 from benchmarks.harness.stepwise import Stepwise, StoppableClock
 from benchmarks.harness.timing import Clock
 from benchmarks.harness.watch import Equipment, Watch
@@ -113,7 +114,8 @@ def measure(
     plan, say = plan_of(request.node, timed=benchmark.enabled), _progress(request, timed=benchmark.enabled)
     if not benchmark.enabled:
         return Measure(plan, model, DeviceClock(device), say)
-    watch.begin()
+    if RESUMED not in request.node.stash:
+        watch.begin()
     subject, clock = _subject(request.config, model, DeviceClock(device))
     return Measure(plan, subject, clock, say, _turns(request.config, watch, plan, model))
 
@@ -154,7 +156,7 @@ def count_work(
     request: pytest.FixtureRequest, model: NanoserveSubject, device: str, watch: Watch, benchmark: Any
 ) -> CountWork:
     """Counts what a step makes the machine do, for each arm of the test's markers; untimed just the same."""
-    if benchmark.enabled:
+    if benchmark.enabled and RESUMED not in request.node.stash:
         watch.begin()
     return CountWork(plan_of(request.node, timed=False), model, DeviceClock(device), device)
 
@@ -183,7 +185,8 @@ def _progress(request: pytest.FixtureRequest, *, timed: bool) -> Say:
     """Where a session shows how far it has come: nowhere if it is led, or tells nobody."""
     manager = request.config.pluginmanager
     reporter, capture = manager.getplugin("terminalreporter"), manager.getplugin("capturemanager")
-    if not timed or capture is None or reporter is None or LED in request.config.stash:
+    is_silent = LED in request.config.stash or RESUMED in request.node.stash
+    if not timed or capture is None or reporter is None or is_silent:
         return lambda phase, number, total: None
     return follow(request, reporter, capture)
 

@@ -172,7 +172,7 @@ _CURVES = (
     ),
     _coefficient(
         "itl_slope_s", "Slope of ITL", "s", "by how much ITL grows per 1,000 tokens of context; median over runs",
-        weighting="request", observe=lambda run: _if_defined(itl_slope_s(run)),
+        weighting="request", shown_in="us", observe=lambda run: _if_defined(itl_slope_s(run)),
     ),
     _coefficient(
         "itl_ratio_slope", "Slope of the ITL ratio", "x", "by how much r(L) grows per 1,000 tokens of context",

@@ -41,7 +41,7 @@ reference."""
 
 _RAW = "--raw"
 
-TRACKED = "not desk"
+TRACKED = "not desk and not full"
 """pytest's `-m` expression for the cases that asv follows."""
 
 _ANCHORED_SAMPLING = (f"--samples={MAX_SAMPLES}", "--max-warmups=1")
@@ -282,9 +282,9 @@ class Taken(Collected):
 
 
 def _costs_of(result: BenchmarkResult) -> Iterator[tuple[tuple[str, str, str | None, str], float]]:
-    """What asv stores of one case, by node id, metric, arm, case: of times the best run, of ratios the median pair."""
+    """What asv stores of one case, by node id, metric, arm, case: of times the best run, of ratios the median."""
     for m in result.measurements:
-        value = m.value if m.metric.compares_arms else m.best
+        value = m.value if m.metric.unit == "x" else m.best
         if m.metric.gate and value is not None:
             arm = None if m.metric.compares_arms else m.arm
             yield (result.benchmark, m.metric.name, arm, result.case), m.metric.cost(value)

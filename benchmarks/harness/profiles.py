@@ -18,6 +18,7 @@ class Profile:
     max_warmups: int = 5
     max_warmup_s: float = 10.0
     model: str | None = None
+    dtype: str = "auto"
     only: str | None = None
     without: str | None = None
 
@@ -29,7 +30,7 @@ class Profile:
         """By the name of pytest's option, what holds where the command line says nothing."""
         return {
             "samples": self.samples, "max_warmups": self.max_warmups, "max_warmup_s": self.max_warmup_s,
-            "model": self.model,
+            "model": self.model, "dtype": self.dtype,
         }  # fmt: skip
 
 
@@ -38,7 +39,7 @@ PROFILES = {
     "full": Profile(purpose="every point of every curve"),
     "study": Profile(
         purpose="a published study of a KV cache on its own model shape, beside its figures; half an hour",
-        only="study", model="llama-3.2-1b", max_warmups=1, max_warmup_s=60.0,
+        only="study", model="llama-3.2-1b", dtype="float32", max_warmups=1, max_warmup_s=60.0,
     ),
 }  # fmt: skip
 

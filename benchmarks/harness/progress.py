@@ -4,6 +4,7 @@ Knows pytest's terminal, and a small file with what each case took the last time
 should take: `pace.py` estimates.
 """
 
+import contextlib
 import json
 import time
 from collections.abc import Mapping
@@ -15,6 +16,7 @@ import pytest
 from benchmarks.harness.files import write_whole
 from benchmarks.harness.measure import Say
 from benchmarks.harness.pace import Pace
+from benchmarks.harness.stash import PUBLISHED
 
 _PACE = pytest.StashKey[Pace]()
 
@@ -23,10 +25,10 @@ _EVERY_S = 10.0
 
 
 def follow(request: pytest.FixtureRequest, reporter: Any, capture: Any) -> Say:
-    """What a case says of its samples. The case has ended when its test has."""
+    """What a case says of its samples. How long it took is known once it was measured to its end."""
     pace, name = _pace_of(request), request.node.name
     pace.begin(request.node.nodeid)
-    request.addfinalizer(pace.end)
+    request.addfinalizer(lambda: pace.end() if PUBLISHED in request.node.stash else None)
     told_s = time.monotonic()
 
     def say(phase: str, number: int, total: int) -> None:
@@ -57,7 +59,8 @@ def pytest_sessionfinish(session: pytest.Session) -> None:
     pace, path = session.config.stash.get(_PACE, None), _file(session.config)
     if pace and pace.taken_s:
         known, key = _read(path), _key(session.config)
-        write_whole(path, json.dumps({**known, key: {**known.get(key, {}), **pace.taken_s}}, indent=1))
+        with contextlib.suppress(OSError):  # an estimate is no loss
+            write_whole(path, json.dumps({**known, key: {**known.get(key, {}), **pace.taken_s}}, indent=1))
 
 
 def _file(config: pytest.Config) -> Path:

@@ -6,7 +6,7 @@ and how results are shown.
 
 import dataclasses
 from collections.abc import Iterator, Mapping
-from typing import Any, NamedTuple
+from typing import Any
 
 import pytest
 
@@ -18,6 +18,7 @@ from benchmarks.harness.provenance import provenance
 from benchmarks.harness.replay import replay
 from benchmarks.harness.results import BenchmarkResult
 from benchmarks.harness.sources.nanoserve import package_folder
+from benchmarks.harness.stash import PUBLISHED, RESUMED, Published
 from benchmarks.harness.watch import Seen
 from benchmarks.harness.work import CountWork
 
@@ -29,24 +30,10 @@ _KEPT = pytest.StashKey[list[dict[str, Any]]]()
 
 Costs = Mapping[str, Cost | None]
 
-_COSTS = pytest.StashKey[list[Costs]]()
-"""For each of them what its arms have to do."""
+_COSTS = pytest.StashKey[list[Costs | None]]()
+"""For each of them what its arms have to do; None for what another session measured."""
 
 _CEILINGS = pytest.StashKey[Ceilings]()
-
-
-class Published(NamedTuple):
-    """A finished case, and the durations that pytest-benchmark's own table shows of it."""
-
-    result: BenchmarkResult
-    durations_s: tuple[float, ...]
-
-
-PUBLISHED = pytest.StashKey[Published]()
-"""On an item that was measured."""
-
-RESUMED = pytest.StashKey[Published]()
-"""On an item that an earlier session has measured, so that its body does nothing in this one."""
 
 
 @pytest.hookimpl(wrapper=True)
@@ -75,10 +62,11 @@ def _publish(item: pytest.Function, measured: Measure | CountWork, benchmark: An
 
 def _keep(item: pytest.Function, published: Published) -> None:
     benchmark: Any = item.funcargs["benchmark"]
+    costs = None if RESUMED in item.stash else _costs_of(item)
     item.stash[PUBLISHED] = published
     item.config.stash.setdefault(RESULTS, []).append(published.result)
     item.config.stash.setdefault(_KEPT, []).append(benchmark.extra_info)
-    item.config.stash.setdefault(_COSTS, []).append(_costs_of(item))
+    item.config.stash.setdefault(_COSTS, []).append(costs)
     benchmark.extra_info.update(published.result.as_dict())
     replay(benchmark, published.durations_s)
 
@@ -124,13 +112,18 @@ def pytest_sessionfinish(session: pytest.Session) -> Iterator[None]:
     if WATCH in stash and stash.get(RESULTS, []):
         seen, ceilings = stash[WATCH].close_pass(), stash.get(_CEILINGS, None)
         every_result: list[BenchmarkResult] = stash[RESULTS]
-        every_costs: list[Costs] = stash[_COSTS]
+        every_costs: list[Costs | None] = stash[_COSTS]
         told = zip(every_result, every_costs, strict=True)
-        results = stash[RESULTS] = [_with_shares(_judged(result, seen), costs, ceilings) for result, costs in told]
+        results = stash[RESULTS] = [_finished(result, costs, seen, ceilings) for result, costs in told]
         every_kept: list[dict[str, Any]] = stash[_KEPT]
         for number, kept in enumerate(every_kept):
             kept.update(results[number].as_dict())
     return (yield)
+
+
+def _finished(result: BenchmarkResult, costs: Costs | None, seen: Seen, ceilings: Ceilings | None) -> BenchmarkResult:
+    """What is of this session, judged by its control and its ceilings. The rest says that nobody has judged it."""
+    return result if costs is None else _with_shares(_judged(result, seen), costs, ceilings)
 
 
 def _judged(result: BenchmarkResult, seen: Seen) -> BenchmarkResult:

@@ -56,8 +56,9 @@ def render(results: Sequence[BenchmarkResult], *, colour: bool = False) -> str:
 
 
 def of_metric(result: BenchmarkResult, metric: Metric) -> list[Measurement]:
-    """What a result holds of one metric, an arm each."""
-    return [measurement for measurement in result.measurements if measurement.metric is metric]
+    """What a result holds of one metric, an arm each; a coefficient that the points leave open is nothing to tell."""
+    of = [measurement for measurement in result.measurements if measurement.metric is metric]
+    return [measurement for measurement in of if measurement.value is not None or not metric.coefficient]
 
 
 Rows = Sequence[tuple[BenchmarkResult, list[Measurement]]]
@@ -113,10 +114,12 @@ def _count_text(value: float | None) -> str:
 
 def scale_of(metric: Metric, measurements: Iterable[Measurement]) -> tuple[str, float]:
     """The unit in which a group of numbers reads best, and what to multiply them by. Only seconds are scaled."""
+    if metric.shown_in:
+        return next((unit, factor) for _, unit, factor in _SCALES if unit == metric.shown_in)
     values = [m.value for m in measurements if m.value]
     if metric.unit != "s" or not values:
         return metric.unit, 1.0
-    return seconds_scale(max(values))
+    return seconds_scale(max(map(abs, values)))
 
 
 def seconds_scale(largest_s: float) -> tuple[str, float]:

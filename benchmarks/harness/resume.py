@@ -1,13 +1,14 @@
 """An interrupted measurement loses nothing: finished cases are written down, and `--resume` goes on after them.
 
 Knows pytest's session and a file of lines, one per finished case, that is there only while a session is unfinished. A
-session with other options, another model or another source is refused: its numbers would not belong together.
+session with other options or other sources is refused: its numbers would not belong together.
 """
 
 import dataclasses
 import json
 import os
 import shlex
+import warnings
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -17,11 +18,12 @@ import pytest
 from benchmarks.harness import INSTRUMENT_VERSION
 from benchmarks.harness.archive import read_result
 from benchmarks.harness.errors import InstrumentError
+from benchmarks.harness.files import write_whole
 from benchmarks.harness.fixtures import LED, is_benchmark, is_timed
-from benchmarks.harness.provenance import source_hash
-from benchmarks.harness.publishing import PUBLISHED, RESUMED, Published
+from benchmarks.harness.provenance import cpu_model, source_hash
 from benchmarks.harness.results import Flag
 from benchmarks.harness.sources.nanoserve import package_folder
+from benchmarks.harness.stash import PUBLISHED, RESUMED, Published
 
 _OPTIONS = ("model", "device", "dtype", "samples", "max_warmups", "max_warmup_s", "planted_slowdown", "profile")
 
@@ -40,10 +42,11 @@ class Journal:
         """
         if not self._path.exists():
             raise InstrumentError(f"nothing to resume: no session was interrupted ({self._path} is not there)")
-        first, *lines = self._path.read_text("utf-8").splitlines()
+        first, *lines = [line for line in self._path.read_text("utf-8").splitlines() if _is_whole(line)] or ["{}"]
         self._refuse_another(json.loads(first))
+        write_whole(self._path, "".join(f"{line}\n" for line in (first, *lines)))  # without the half of a last line
         self._is_begun = True
-        return dict(_read(line) for line in lines if _is_whole(line))
+        return dict(_read(line) for line in lines)
 
     def _refuse_another(self, setup: Mapping[str, Any]) -> None:
         other = [name for name in self._setup if setup.get(name) != self._setup[name]]
@@ -58,8 +61,9 @@ class Journal:
         """Write a case down. The first one of a new session takes the place of what an older one has left."""
         line = {"node": node, "durations_s": published.durations_s, "result": published.result.as_dict()}
         self._path.parent.mkdir(parents=True, exist_ok=True)
-        with self._path.open("a" if self._is_begun else "w", encoding="utf-8") as file:
-            for each in (line,) if self._is_begun else (self._setup, line):
+        goes_on = self._is_begun and self._path.exists()
+        with self._path.open("a" if goes_on else "w", encoding="utf-8") as file:
+            for each in (line,) if goes_on else (self._setup, line):
                 file.write(json.dumps(each, allow_nan=False) + "\n")
             file.flush()
             os.fsync(file.fileno())
@@ -96,7 +100,7 @@ def pytest_collection_finish(session: pytest.Session) -> None:
     config = session.config
     if not is_timed(config) or LED in config.stash or config.getoption("collectonly") or _has_no(session.items):
         return
-    journal = config.stash[JOURNAL] = Journal(config.rootpath / ".benchmarks" / "unfinished.jsonl", _setup(config))
+    journal = Journal(config.rootpath / ".benchmarks" / "unfinished.jsonl", _setup(config))
     if config.getoption("--resume"):
         try:
             kept = journal.read()
@@ -105,6 +109,7 @@ def pytest_collection_finish(session: pytest.Session) -> None:
         for item in session.items:
             if item.nodeid in kept:
                 _resume(item, kept[item.nodeid])
+    config.stash[JOURNAL] = journal
 
 
 def _has_no(items: list[pytest.Item]) -> bool:
@@ -113,7 +118,8 @@ def _has_no(items: list[pytest.Item]) -> bool:
 
 def _setup(config: pytest.Config) -> dict[str, Any]:
     told = {name: config.getoption(f"--{name.replace('_', '-')}") for name in _OPTIONS}
-    return told | {"instrument_version": INSTRUMENT_VERSION, "source_sha256": source_hash(package_folder())}
+    sources = {"nanoserve": source_hash(package_folder()), "benchmarks": source_hash(config.rootpath / "benchmarks")}
+    return told | sources | {"instrument_version": INSTRUMENT_VERSION, "cpu": cpu_model()}
 
 
 def _resume(item: Any, kept: Published) -> None:
@@ -136,14 +142,17 @@ def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> Iterator[None]:
     result = yield
     journal, published = pyfuncitem.config.stash.get(JOURNAL, None), pyfuncitem.stash.get(PUBLISHED, None)
     if journal and published and RESUMED not in pyfuncitem.stash:
-        journal.keep(pyfuncitem.nodeid, published)
+        try:
+            journal.keep(pyfuncitem.nodeid, published)
+        except OSError as error:
+            warnings.warn(f"this case would be measured again by --resume: {error}", stacklevel=1)
     return result
 
 
 def pytest_sessionfinish(session: pytest.Session, exitstatus: int) -> None:
-    """Whatever failed, a session that came to its end leaves no journal."""
-    journal = session.config.stash.get(JOURNAL, None)
-    if journal and exitstatus != pytest.ExitCode.INTERRUPTED:
+    """A session that came to its end leaves no journal, whatever failed; one that was stopped before does."""
+    journal, ended = session.config.stash.get(JOURNAL, None), (pytest.ExitCode.OK, pytest.ExitCode.TESTS_FAILED)
+    if journal and journal.is_begun and exitstatus in ended and not session.shouldfail:
         journal.close()
 
 

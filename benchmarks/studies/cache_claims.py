@@ -112,9 +112,9 @@ def _of_decode(points: Points) -> Claim:
     slopes = [slope * 1e6 for run in last.runs["cached"] if (slope := itl_slope_s(run)) is not None]
     found = Estimate(value=quantile(slopes, 0.5), interval=quantile_interval(slopes, 0.5), num_samples=len(slopes))
     itl_us = 1e6 * (quantile([gap for run in last.runs["cached"] for gap in run.itls_s or ()], 0.5) or 0.0)
-    verdict: Verdict = "does not hold" if _side(found.interval, 0.0, above=True) != "cannot tell" else "cannot tell"
-    if verdict == "cannot tell" and _is_within(found.interval, _FLAT * itl_us):
-        verdict = "holds"
+    verdict: Verdict = "holds" if _is_within(found.interval, _FLAT * itl_us) else "cannot tell"
+    if _side(found.interval, _FLAT * itl_us, above=True) == "holds":
+        verdict = "does not hold"
     evidence = f"inside runs of {tokens} tokens ITL grows by {_told(found)} us per {PER_TOKENS:,} tokens of context"
     return Claim(text="decode is flat", verdict=verdict, evidence=evidence)
 

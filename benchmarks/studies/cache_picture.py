@@ -28,7 +28,7 @@ def draw(results: Sequence[BenchmarkResult], published: Published, folder: Path)
     where = told["device_name"] or told["cpu"]
     figure.suptitle(
         f"{told['model']} ({told['weights']}), {told['dtype']}, {where}, {told['num_threads']} threads; "
-        f"bars: 95 % intervals of {len(next(iter(results[0].runs.values())))} runs; hollow: published, another machine",
+        f"bars: 95 % intervals of {_num_runs(results)} runs; hollow: published, another machine",
         fontsize=9, parse_math=False,
     )  # fmt: skip
     left, right = figure.subplots(1, 2)
@@ -38,6 +38,10 @@ def draw(results: Sequence[BenchmarkResult], published: Published, folder: Path)
         path = folder / f"cache_curve.{suffix}"
         figure.savefig(path, dpi=144)
         yield path
+
+
+def _num_runs(results: Sequence[BenchmarkResult]) -> int:
+    return max((len(runs) for result in results for runs in result.runs.values()), default=0)
 
 
 def _draw_generation(axes: Any, points: Points, published: Published) -> None:

@@ -100,7 +100,7 @@ def _asked(k: str, options: tuple[str, ...], budget_s: float, planted: str) -> d
     from benchmarks.harness.gate.comparison import Sampling
 
     slowed = (f"--planted-slowdown={100 * share_of('--planted-slowdown', planted):g}",) if planted else ()
-    selection = ("-m", "not desk", *(("-k", k) if k else ()))
+    selection = ("-m", "not desk and not full", *(("-k", k) if k else ()))
     sampling = Sampling(budget_s=budget_s)
     return {"selection": selection, "options": options, "sampling": sampling, "head_options": slowed}
 
