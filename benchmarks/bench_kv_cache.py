@@ -72,7 +72,7 @@ def test_cost_against_context(measure, new_tokens):
 @pytest.mark.parametrize(
     "prompt_tokens",
     [
-        point(16, "study"), point(32, *FULL), point(64, *FULL, "study"), point(128, *DESK, "study"),
+        point(16, "study"), point(32, *FULL), point(64, *FULL, "study"), point(128, *FULL, "study"),
         point(256, *FULL, "study"), 512, point(1024, *FULL),
     ],
 )  # fmt: skip
