@@ -71,7 +71,7 @@ INSTRUMENT = {
     # What a metric is, and what a benchmark leaves behind.
     "harness.slopes": "harness.fits harness.timing numpy",
     "harness.declaration": "harness.errors harness.stats harness.timing harness.traffic",
-    "harness.metrics": "harness.declaration harness.errors harness.slopes harness.timing harness.traffic",
+    "harness.metrics": "harness.declaration harness.errors harness.slopes harness.traffic",
     "harness.results": ("harness.errors harness.metrics harness.series harness.stats harness.timing harness.traffic"),
     # Work, counted.
     "harness.garbage": "",
@@ -205,7 +205,7 @@ INSTRUMENT = {
         "harness.report harness.stats rich"
     ),
     "harness.gate.calibration_text": "harness.gate.calibration harness.metrics rich",
-    "harness.gate.cli": "harness.errors harness.files harness.gate.progress typer | harness.gate.*",
+    "harness.gate.cli": "harness.errors harness.files harness.gate.progress harness.profiles typer | harness.gate.*",
     # The only files that know pytest.
     "harness.gate.session": "harness.* pytest",
     "harness.gate.beside": (
@@ -213,7 +213,7 @@ INSTRUMENT = {
     ),
     "harness.gate.anchoring": "harness.gate.* harness.metrics harness.results pytest",
     "harness.guards": "harness.errors harness.fixtures harness.provenance harness.sources.nanoserve pytest",
-    "harness.suite": "harness.errors harness.fixtures harness.metrics harness.passes pytest",
+    "harness.suite": "harness.errors harness.fixtures harness.metrics harness.passes harness.profiles pytest",
     "harness.replay": "",
     "harness.stash": "harness.results pytest",
     "harness.progress": "harness.files harness.measure harness.pace harness.stash pytest time",
@@ -239,12 +239,9 @@ INSTRUMENT = {
     "studies": "",
     "studies.cache_points": "harness.results",
     "studies.cache_claims": (
-        "harness.errors harness.fits harness.report harness.results harness.slopes harness.stats harness.timing "
-        "studies.cache_points"
+        "harness.fits harness.report harness.results harness.slopes harness.stats harness.timing studies.cache_points"
     ),
-    "studies.cache_picture": (
-        "harness.curves harness.results harness.stats harness.timing studies.cache_points | matplotlib"
-    ),
+    "studies.cache_picture": ("harness.curves harness.metrics harness.results studies.cache_points | matplotlib"),
     "studies.cache_curve": (
         "harness.results studies.cache_claims studies.cache_points typer "
         "| harness.archive harness.errors studies.cache_picture"

@@ -51,7 +51,7 @@ def _reads(of: Ceilings) -> list[Kernel]:
 
     width = 2048
     free = torch.cuda.mem_get_info(of._device)[0] // 4 if of._kind == "cuda" else _READ_BYTES["cpu"]
-    num = min(_READ_BYTES[of._kind], free) // (width * torch.finfo(of._dtype).bits // 8)
+    num = min(_READ_BYTES[of._kind], free) // (width * of._dtype.itemsize)
     matrix = torch.zeros(num, width, dtype=of._dtype, device=of._device)
     row = torch.zeros(1, width, dtype=of._dtype, device=of._device)
     return [(matrix.nbytes, lambda: F.linear(row, matrix)), (matrix.nbytes, matrix.sum)]

@@ -139,7 +139,8 @@ def draw_points(axes: Any, curve: Curve, places: Mapping[str, int], *, joined: b
     axes.set_xmargin(0.1)
     for side, (name, points) in enumerate(curve.lines.items()):
         colour, marker = style(places[name])
-        _draw_line(axes, curve, points, color=colour, marker=marker, label=name, linestyle="-" if joined else "none")
+        how = {"color": colour, "marker": marker, "label": name, "linestyle": "-" if joined else "none"}
+        draw_bars(axes, points, factor=curve.factor, **how)
         for x, measurement in points:
             _draw_runs(axes, x, _scaled(measurement, curve, bottom, top), colour, -1 if side % 2 else 1)
     axes.set_xlabel(_drawable(curve.axis.replace("_", " ")), parse_math=False)
@@ -157,10 +158,11 @@ def style(place: int) -> tuple[str, str]:
     return PALETTE[place % len(PALETTE)], MARKERS[place % len(MARKERS)]
 
 
-def _draw_line(axes: Any, curve: Curve, points: Sequence[Point], **looks: Any) -> None:
-    ys = [(m.value or 0.0) * curve.factor for _, m in points]
-    lows = [y - (y if m.low is None else m.low * curve.factor) for y, (_, m) in zip(ys, points, strict=True)]
-    highs = [(y if m.high is None else m.high * curve.factor) - y for y, (_, m) in zip(ys, points, strict=True)]
+def draw_bars(axes: Any, points: Sequence[Point], *, factor: float = 1.0, **looks: Any) -> None:
+    """Each value with its interval, without one where it has none. A number times `factor` is drawn."""
+    ys = [(m.value or 0.0) * factor for _, m in points]
+    lows = [y - (y if m.low is None else m.low * factor) for y, (_, m) in zip(ys, points, strict=True)]
+    highs = [(y if m.high is None else m.high * factor) - y for y, (_, m) in zip(ys, points, strict=True)]
     ends = [[max(end, 0.0) for end in side] for side in (lows, highs)]
     axes.errorbar([x for x, _ in points], ys, yerr=ends, markersize=4, capsize=3, linewidth=1.2, **looks)
 

@@ -115,8 +115,9 @@ class Measure:
         same prompt and have to produce the same tokens, `new_tokens` of them. Raises WrongOutputError otherwise.
         A test streams once: two shapes are two cases.
         """
+        declared = list(self._declared(is_sweep=False))
         self._run_all([Workload(prompt_tokens=prompt_tokens, new_tokens=new_tokens)])
-        for each in self._declared(is_sweep=False):
+        for each in declared:
             self.measurements += [summarise_runs(each, arm, runs) for arm, runs in self.runs.items()]
 
     def sweep(self, *, prompt_tokens: Sequence[int], new_tokens: int) -> None:
@@ -127,10 +128,11 @@ class Measure:
         """
         if len(set(prompt_tokens)) < 3:
             raise InstrumentError(f"a curve needs three lengths at least, not {list(prompt_tokens)}")
+        declared = list(self._declared(is_sweep=True))
         self._run_all([Workload(prompt_tokens=each, new_tokens=new_tokens) for each in prompt_tokens])
         degrees = {arm: ttft_degree(runs) for arm, runs in self.runs.items()}
         self.details["degree"] = degrees
-        for each in self._declared(is_sweep=True):
+        for each in declared:
             for arm, degree in degrees.items():
                 self.measurements.append(summarise_sweeps(each, arm, [one[arm] for one in self._samples], degree))
 

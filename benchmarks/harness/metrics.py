@@ -15,11 +15,11 @@ from benchmarks.harness.slopes import (
     itl_ratio_slope,
     itl_slope_s,
     speedup_if_constant,
+    speedup_of_totals,
     ttft_coefficient,
     ttft_crossover_tokens,
     ttft_growth,
 )
-from benchmarks.harness.timing import speedup
 from benchmarks.harness.traffic import (
     goodput,
     hit_rate,
@@ -144,7 +144,7 @@ _RATES = (
 _RATIOS = (
     _ratio(
         "speedup", "Speedup", "E2E of the slow arm / E2E of the fast arm, within a pair of runs; median over pairs",
-        paired=lambda slow, fast: speedup(slow.e2e_s, fast.e2e_s),
+        paired=speedup_of_totals,
     ),
     _ratio(
         "speedup_if_constant", "Speedup at constant cost",

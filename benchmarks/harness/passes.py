@@ -29,6 +29,7 @@ from benchmarks.harness.gate.reference import Reference, load_reference
 from benchmarks.harness.gate.spin import with_brief_spin
 from benchmarks.harness.guards import OlderBuild, TimeLimit
 from benchmarks.harness.identity import refuse_another_machine
+from benchmarks.harness.profiles import TRACKED
 from benchmarks.harness.provenance import prove_installed
 from benchmarks.harness.publishing import RESULTS
 from benchmarks.harness.results import BenchmarkResult
@@ -40,9 +41,6 @@ ARGUMENTS = "NANOSERVE_BENCH_ARGS"
 reference."""
 
 _RAW = "--raw"
-
-TRACKED = "not desk and not full"
-"""pytest's `-m` expression for the cases that asv follows."""
 
 _ANCHORED_SAMPLING = (f"--samples={MAX_SAMPLES}", "--max-warmups=1")
 """As many pairs as fit into the share of a case."""

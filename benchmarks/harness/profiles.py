@@ -8,6 +8,9 @@ from collections.abc import Collection, Mapping
 
 from benchmarks.harness.errors import InstrumentError
 
+TRACKED = "not desk and not full"
+"""pytest's -m for the cases that asv and the gate measure again and again."""
+
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Profile:

@@ -40,14 +40,14 @@ _CEILINGS = pytest.StashKey[Ceilings]()
 def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> Iterator[None]:
     """After a benchmark's own body: hold it to its declaration, then publish what it measured."""
     result = yield
-    resumed = pyfuncitem.stash.get(RESUMED, None)
+    if RESUMED in pyfuncitem.stash:
+        _keep(pyfuncitem, pyfuncitem.stash[RESUMED])
+        return result
     for name in MEASURING:
         measured = pyfuncitem.funcargs.get(name)
-        if resumed is None and isinstance(measured, Measure | CountWork):
+        if isinstance(measured, Measure | CountWork):
             measured.close()
             _publish(pyfuncitem, measured, pyfuncitem.funcargs["benchmark"])
-    if resumed is not None:
-        _keep(pyfuncitem, resumed)
     return result
 
 

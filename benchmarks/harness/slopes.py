@@ -111,6 +111,11 @@ def itl_ratio_growth(slow: RunTiming, fast: RunTiming) -> float | None:
     return None if line is None else line.growth
 
 
+def speedup_of_totals(slow: RunTiming, fast: RunTiming) -> float | None:
+    """E2E of the slow run over that of the fast one."""
+    return speedup(slow.e2e_s, fast.e2e_s)
+
+
 def speedup_if_constant(slow: RunTiming, fast: RunTiming) -> float | None:
     """What the speedup would be if every token of the slow path cost what its first eight cost on average.
 
@@ -133,12 +138,17 @@ def ttft_growth(runs: Sequence[RunTiming], degree: int = 1) -> float | None:
     return speedup(by_length[max(by_length)], by_length[min(by_length)]) if by_length else None
 
 
+def _ttft_points(runs: Sequence[RunTiming]) -> list[tuple[int, float]]:
+    """Length of the prompt and TTFT of each run that has both."""
+    return [(run.num_prompt_tokens, run.ttft_s) for run in runs if run.num_prompt_tokens and run.ttft_s]
+
+
 def ttft_coefficient(power: Power, runs: Sequence[RunTiming], degree: int = 1) -> float | None:
     """Seconds per token to this power in TTFT = a + b P + c P^2, up to this degree; None beyond it.
 
     Least squares on relative errors, as noise of times grows with what is timed. None with too few lengths.
     """
-    points = [(run.num_prompt_tokens, run.ttft_s) for run in runs if run.num_prompt_tokens and run.ttft_s]
+    points = _ttft_points(runs)
     if power > degree or len({length for length, _ in points}) <= degree:
         return None
     xs, ys = np.array(points, float).T
@@ -149,7 +159,7 @@ def ttft_coefficient(power: Power, runs: Sequence[RunTiming], degree: int = 1) -
 
 def ttft_degree(runs: Sequence[RunTiming]) -> int:
     """2 where the runs of all samples together ask for a curvature, else 1: an affine curve is no linear one."""
-    points = [(run.num_prompt_tokens, run.ttft_s) for run in runs if run.num_prompt_tokens and run.ttft_s]
+    points = _ttft_points(runs)
     return 2 if is_quadratic_needed([x for x, _ in points], [y for _, y in points]) else 1
 
 

@@ -15,7 +15,8 @@ import pytest
 from benchmarks.harness.errors import InstrumentError
 from benchmarks.harness.fixtures import declaration_of
 from benchmarks.harness.metrics import Metric, metric
-from benchmarks.harness.passes import TRACKED, Collected, Place, asv_name_of, names_of_cases, run_pytest
+from benchmarks.harness.passes import Collected, Place, asv_name_of, names_of_cases, run_pytest
+from benchmarks.harness.profiles import TRACKED
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

@@ -8,13 +8,12 @@ import math
 from collections.abc import Callable, Iterator, Sequence
 from typing import Literal
 
-from benchmarks.harness.errors import InstrumentError
 from benchmarks.harness.fits import Fit, best_fit, crossover, growth
 from benchmarks.harness.report import number_text
 from benchmarks.harness.results import BenchmarkResult
-from benchmarks.harness.slopes import PER_TOKENS, itl_ratio_slope, itl_slope_s, speedup_if_constant
+from benchmarks.harness.slopes import PER_TOKENS, itl_ratio_slope, itl_slope_s, speedup_if_constant, speedup_of_totals
 from benchmarks.harness.stats import Estimate, Interval, paired_ratio, quantile, quantile_interval
-from benchmarks.harness.timing import RunTiming, speedup
+from benchmarks.harness.timing import RunTiming
 from benchmarks.studies.cache_points import GENERATION, PROMPT, points_of
 
 _FLAT = 0.1
@@ -57,10 +56,9 @@ def _of_rate(points: Points, arm: str, text: str, *, rises: bool) -> Claim:
 def _of_widening(points: Points) -> Claim:
     """How much of the widening speedup is left where the naive path's cost does not grow."""
     (short, first), (long, last) = points[0], points[-1]
-    measured = _ratio(_each(last, _speedup), _each(first, _speedup))
+    measured = _ratio(_each(last, speedup_of_totals), _each(first, speedup_of_totals))
     constant = _ratio(_each(last, speedup_if_constant), _each(first, speedup_if_constant))
-    slopes = [each for each in _each(last, itl_ratio_slope) if each is not None]
-    slope = Estimate(value=quantile(slopes, 0.5), interval=quantile_interval(slopes, 0.5), num_samples=len(slopes))
+    slope = _median([each for each in _each(last, itl_ratio_slope) if each is not None])
     verdict = _side(slope.interval, 0.0, above=True)
     share = _share(measured, constant)
     evidence = (
@@ -69,10 +67,6 @@ def _of_widening(points: Points) -> Claim:
     )
     text = "the widening speedup is O(n) against O(n^2)"
     return Claim(text=text, verdict="holds in part" if verdict == "holds" else verdict, evidence=evidence)
-
-
-def _speedup(slow: RunTiming, fast: RunTiming) -> float | None:
-    return speedup(slow.e2e_s, fast.e2e_s)
 
 
 def _share(measured: Estimate, constant: Estimate) -> str:
@@ -94,11 +88,9 @@ def _of_prefill(points: Points) -> Claim:
 
 
 def _crossing(fit: Fit) -> str:
-    try:
-        root = crossover(fit)
-    except InstrumentError:
-        return ""  # of a parabola
-    if root.value is None or root.low is None or root.high is None:
+    """A parabola has none."""
+    root = crossover(fit) if fit.kind == "affine" else None
+    if root is None or root.value is None or root.low is None or root.high is None:
         return ""
     return f"; half of it is overhead at {root.value:.0f} [{root.low:.0f}, {root.high:.0f}] tokens"
 
@@ -109,14 +101,17 @@ def _of_decode(points: Points) -> Claim:
     Not over the prompts of the sweep: those cases lie minutes apart, in which a shared host changes more than a cache.
     """
     tokens, last = points[-1]
-    slopes = [slope * 1e6 for run in last.runs["cached"] if (slope := itl_slope_s(run)) is not None]
-    found = Estimate(value=quantile(slopes, 0.5), interval=quantile_interval(slopes, 0.5), num_samples=len(slopes))
+    found = _median([slope * 1e6 for run in last.runs["cached"] if (slope := itl_slope_s(run)) is not None])
     itl_us = 1e6 * (quantile([gap for run in last.runs["cached"] for gap in run.itls_s or ()], 0.5) or 0.0)
     verdict: Verdict = "holds" if _is_within(found.interval, _FLAT * itl_us) else "cannot tell"
     if _side(found.interval, _FLAT * itl_us, above=True) == "holds":
         verdict = "does not hold"
     evidence = f"inside runs of {tokens} tokens ITL grows by {_told(found)} us per {PER_TOKENS:,} tokens of context"
     return Claim(text="decode is flat", verdict=verdict, evidence=evidence)
+
+
+def _median(values: Sequence[float]) -> Estimate:
+    return Estimate(value=quantile(values, 0.5), interval=quantile_interval(values, 0.5), num_samples=len(values))
 
 
 def _is_within(interval: Interval, limit: float) -> bool:

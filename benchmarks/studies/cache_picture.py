@@ -6,13 +6,11 @@ against the length of the prompt. Knows matplotlib and the two sweeps.
 
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from statistics import median
 from typing import Any
 
-from benchmarks.harness.curves import PALETTE
-from benchmarks.harness.results import BenchmarkResult
-from benchmarks.harness.stats import quantile_interval
-from benchmarks.harness.timing import RunTiming
+from benchmarks.harness.curves import PALETTE, Point, draw_bars
+from benchmarks.harness.metrics import metric
+from benchmarks.harness.results import BenchmarkResult, summarise_runs
 from benchmarks.studies.cache_points import GENERATION, PROMPT, points_of
 
 Published = Mapping[tuple[str, int, str, str], float]
@@ -46,49 +44,39 @@ def _num_runs(results: Sequence[BenchmarkResult]) -> int:
 
 def _draw_generation(axes: Any, points: Points, published: Published) -> None:
     for arm, colour in (("cached", PALETTE[0]), ("naive", PALETTE[1])):
-        _line(axes, {n: _rates(result.runs.get(arm, ())) for n, result in points}, colour, f"{arm}, tokens/s")
-        _hollow(
-            axes, {n: n / e2e_s for n, e2e_s in _theirs(points, published, GENERATION, arm, "e2e_s").items()}, colour
-        )
+        _draw(axes, _ours(points, arm, "e2e_tokens_per_s"), colour, f"{arm}, tokens/s")
+        totals_s = _theirs(points, published, GENERATION, arm, "e2e_s")
+        _hollow(axes, {n: n / e2e_s for n, e2e_s in totals_s.items()}, colour)
     second, arms = axes.twinx(), "cached over naive"
-    _line(second, {n: _speedups(result) for n, result in points}, PALETTE[2], "speedup", "^")
+    speedups = [(n, m) for n, result in points for m in result.measurements if m.metric.name == "speedup"]
+    _draw(second, speedups, PALETTE[2], "speedup", "^")
     _hollow(second, _theirs(points, published, GENERATION, arms, "speedup"), PALETTE[2], "^")
     _finish(axes, second, "output tokens", "tokens/s, prefill included", "speedup of totals", place="center right")
 
 
-def _rates(runs: Sequence[RunTiming]) -> list[float]:
-    return [rate for run in runs if (rate := run.e2e_tokens_per_s) is not None]
-
-
-def _speedups(result: BenchmarkResult) -> list[float]:
-    return [sample for m in result.measurements if m.metric.name == "speedup" for sample in m.samples]
-
-
 def _draw_prompt(axes: Any, points: Points, published: Published) -> None:
-    runs = {n: result.runs["cached"] for n, result in points}
-    _line(axes, {n: [run.ttft_s for run in of if run.ttft_s] for n, of in runs.items()}, PALETTE[0], "TTFT, s")
+    _draw(axes, _ours(points, "cached", "ttft_s"), PALETTE[0], "TTFT, s")
     _hollow(axes, _theirs(points, published, PROMPT, "cached", "ttft_s"), PALETTE[0])
     second = axes.twinx()
-    rates = {n: [run.decode_tokens_per_s for run in of if run.decode_tokens_per_s] for n, of in runs.items()}
-    _line(second, rates, PALETTE[3], "decode rate, tokens/s")
+    _draw(second, _ours(points, "cached", "decode_tokens_per_s"), PALETTE[3], "decode rate, tokens/s")
     itls = _theirs(points, published, PROMPT, "cached", "itl_p50_s")
     _hollow(second, {n: 1 / itl_s for n, itl_s in itls.items()}, PALETTE[3])
     _finish(axes, second, "prompt tokens", "TTFT, s", "decode tokens/s", place="lower right")
 
 
+def _ours(points: Points, arm: str, name: str) -> list[Point]:
+    """A metric of the runs of one arm, where it was run and is defined; a study need not have declared it."""
+    found = [(n, summarise_runs(metric(name), arm, result.runs[arm])) for n, result in points if arm in result.runs]
+    return [(n, measurement) for n, measurement in found if measurement.value is not None]
+
+
+def _draw(axes: Any, points: Sequence[Point], colour: str, label: str, marker: str = "o") -> None:
+    draw_bars(axes, points, color=colour, label=label, marker=marker)
+
+
 def _theirs(points: Points, published: Published, sweep: str, arm: str, metric: str) -> dict[int, float]:
     keys = {n: (sweep, n, arm, metric) for n, _ in points}
     return {n: published[key] for n, key in keys.items() if key in published}
-
-
-def _line(axes: Any, by_length: Mapping[int, Sequence[float]], colour: str, label: str, marker: str = "o") -> None:
-    """Medians of the runs with their intervals."""
-    ours = {n: (median(values), quantile_interval(values, 0.5)) for n, values in by_length.items() if values}
-    middles = [middle for middle, _ in ours.values()]
-    low = [middle - (middle if ends.low is None else ends.low) for middle, ends in ours.values()]
-    high = [(middle if ends.high is None else ends.high) - middle for middle, ends in ours.values()]
-    looks = {"color": colour, "marker": marker, "markersize": 4, "capsize": 3, "linewidth": 1.2, "label": label}
-    axes.errorbar(list(ours), middles, yerr=[low, high], **looks)
 
 
 def _hollow(axes: Any, by_length: Mapping[int, float], colour: str, marker: str = "o") -> None:

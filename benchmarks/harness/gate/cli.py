@@ -16,6 +16,7 @@ import typer
 from benchmarks.harness.errors import InstrumentError
 from benchmarks.harness.files import write_whole
 from benchmarks.harness.gate.progress import progress_on_stderr
+from benchmarks.harness.profiles import TRACKED
 
 if TYPE_CHECKING:
     from benchmarks.harness.gate.comparison import Sampling
@@ -100,7 +101,7 @@ def _asked(k: str, options: tuple[str, ...], budget_s: float, planted: str) -> d
     from benchmarks.harness.gate.comparison import Sampling
 
     slowed = (f"--planted-slowdown={100 * share_of('--planted-slowdown', planted):g}",) if planted else ()
-    selection = ("-m", "not desk and not full", *(("-k", k) if k else ()))
+    selection = ("-m", TRACKED, *(("-k", k) if k else ()))
     sampling = Sampling(budget_s=budget_s)
     return {"selection": selection, "options": options, "sampling": sampling, "head_options": slowed}
 

@@ -144,8 +144,7 @@ class NanoserveSubject:
         """What steps of an arm have to read and compute; see `efficiency.Cost`."""
         from benchmarks.harness.sources.llama_cost import LlamaCost
 
-        bytes_per_number = _bits(self._loaded.dtype) // 8
-        return LlamaCost(self._loaded.config, bytes_per_number, keeps_kv=arm.get("cache") != "none")
+        return LlamaCost(self._loaded.config, self._loaded.dtype.itemsize, keeps_kv=arm.get("cache") != "none")
 
     def describe(self) -> dict[str, Any]:
         """The subject's part of the provenance."""
@@ -193,12 +192,6 @@ def _attention_backend() -> str | None:
     from nanoserve import attention
 
     return getattr(attention, "BACKEND", None)
-
-
-def _bits(dtype: Any) -> int:
-    import torch
-
-    return torch.finfo(dtype).bits
 
 
 def _epsilon(dtype: Any) -> float:
