@@ -12,16 +12,24 @@ from typing import Any, Self
 from nanoserve.errors import ConfigError, RequestError, unknown
 
 DTYPES = ("auto", "float32", "bfloat16", "float16")
-CACHES = ("contiguous", "growing", "none")
+CACHES = ("paged", "contiguous", "growing", "none")
+ATTENTIONS = ("auto", "sdpa", "reference", "triton")
+
+BLOCK_SIZES = tuple(2**power for power in range(9))
+"""Positions that a KV block may hold."""
 
 
 class _Options:
     """Adds `from_options`, which refuses an unknown name and lists the known ones."""
 
     @classmethod
+    def option_names(cls) -> list[str]:
+        return [field.name for field in dataclasses.fields(cls)]  # type: ignore[arg-type]
+
+    @classmethod
     def from_options(cls, options: Mapping[str, Any]) -> Self:
         """Raise ConfigError for a name that is no field, so that a misspelt option never passes silently."""
-        known = [field.name for field in dataclasses.fields(cls)]  # type: ignore[arg-type]
+        known = cls.option_names()
         for name in options:
             if name not in known:
                 raise ConfigError(unknown(f"{cls.__name__} option", name, known))
@@ -75,15 +83,19 @@ class EngineConfig(_Options):
     """What to load and how to run it.
 
     `model`: a catalog name, a local folder, a GGUF file or a hub id. `device`: auto, cpu, cuda, cuda:N.
-    `dtype` auto is a 16-bit type on a GPU and float32 on a CPU.
-    `cache` none recomputes every position at every step, growing copies what it holds at every step.
-    `seed` fixes the weights of a random model.
+    `dtype` auto is a 16-bit type on a GPU and float32 on a CPU. `cache` paged shares one pool of KV blocks among all
+    requests, contiguous reserves each request's longest context, growing copies what it holds at every step, none
+    recomputes every position at every step. `kv_memory` sizes the pool (auto, a size such as 2GiB, a share such as 40%
+    of what is free). `attention` is what computes it (auto: a kernel over block tables on a GPU, else SDPA). `seed`
+    fixes the weights of a random model.
     """
 
     model: str = "smollm2-135m"
     device: str = "auto"
     dtype: str = "auto"
-    cache: str = "contiguous"
+    cache: str = "paged"
+    kv_memory: str = "auto"
+    attention: str = "auto"
     seed: int = 0
 
     def __post_init__(self) -> None:
@@ -91,6 +103,44 @@ class EngineConfig(_Options):
             raise ConfigError(unknown("dtype", self.dtype, DTYPES))
         if self.cache not in CACHES:
             raise ConfigError(unknown("cache", self.cache, CACHES))
+        if self.attention not in ATTENTIONS:
+            raise ConfigError(unknown("attention", self.attention, ATTENTIONS))
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class SchedulerConfig(_Options):
+    """How requests share steps, and the pool of KV blocks.
+
+    At most `max_running` requests run at once, and `max_step_tokens` positions in a step: a longer prompt runs in
+    chunks, or, with `chunks_prefill` off, as a whole in a step that no other prompt shares. `num_blocks` blocks of
+    `block_size` positions; 0 is no pool. A request is admitted beside others only where `watermark_blocks` stay free.
+    `is_static` admits a batch and waits for its last row.
+    """
+
+    max_running: int = 32
+    max_step_tokens: int = 2048
+    chunks_prefill: bool = True
+    num_blocks: int = 0
+    block_size: int = 16
+    watermark_blocks: int = 0
+    is_static: bool = False
+
+    def __post_init__(self) -> None:
+        for name, least in (
+            ("max_running", 1), ("max_step_tokens", 1), ("num_blocks", 0), ("watermark_blocks", 0),
+        ):  # fmt: skip
+            if not isinstance(getattr(self, name), int) or getattr(self, name) < least:
+                raise ConfigError(f"{name} must be at least {least}, not {getattr(self, name)!r}")
+        if not isinstance(self.block_size, int) or self.block_size not in BLOCK_SIZES:
+            choices = ", ".join(map(str, BLOCK_SIZES))
+            raise ConfigError(
+                f"block_size must be a power of two ({choices}), so that a shift finds a slot: not {self.block_size!r}"
+            )
+        if self.max_step_tokens < self.max_running:
+            raise ConfigError(
+                f"max_step_tokens {self.max_step_tokens} is less than max_running {self.max_running}: each running "
+                f"request needs one position a step"
+            )
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)

@@ -5,7 +5,9 @@
     ├── ModelError        a model that cannot be found or read
     │   ├── FetchError    the package index, the hub or the disk did not deliver
     │   └── WeightsError  a checkpoint that is truncated, foreign or incomplete
-    └── RequestError      a prompt or sampling setting that this engine cannot run
+    ├── RequestError      a prompt or sampling setting that this engine cannot run
+    └── BlockError        KV blocks that are not what their user takes them for
+        └── OutOfBlocksError  fewer are free than are wanted, for now
 
 Each message is one line that names the offending value and the choices. Anything else that escapes is a bug.
 This module knows no other module.
@@ -36,6 +38,14 @@ class WeightsError(ModelError):
 
 class RequestError(NanoserveError):
     """A prompt or sampling setting that this engine cannot run; raised before any work is done."""
+
+
+class BlockError(NanoserveError):
+    """A block that is freed twice, is shared while free, or is of another pool: whoever did that has lost count."""
+
+
+class OutOfBlocksError(BlockError):
+    """Fewer blocks are free than are wanted; nothing was taken. The scheduler makes room, or waits."""
 
 
 def unknown(kind: str, value: object, choices: Iterable[str]) -> str:

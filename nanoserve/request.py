@@ -25,8 +25,9 @@ class TokenEvent:
     """One output token, told at the step that computed it.
 
     `text` is what became certain with this token; it can be empty (half a character, a possible stop string), and
-    the pieces of a request join to exactly its text. `num_prefilled` counts the positions this step ran for the
-    request, `num_cached` those whose keys and values were already stored.
+    the pieces of a request join to exactly its text. `num_prefilled` counts the positions that ran for this token, in
+    one step or, in chunks, in several; `num_cached` those whose keys and values were stored before. A request that was
+    preempted has nothing stored: what ran again counts as run.
     """
 
     request_id: str
@@ -52,11 +53,16 @@ class Completion:
 class Request:
     """A prompt and its continuation. Only `append` changes it, one token at a time, until `finish_reason` is set."""
 
-    def __init__(self, request_id: str, prompt_ids: Sequence[int], params: SamplingParams) -> None:
+    def __init__(
+        self, request_id: str, prompt_ids: Sequence[int], params: SamplingParams, *, priority: int = 0
+    ) -> None:
         if not prompt_ids:
             raise RequestError("the prompt is empty: give at least one token")
+        if not isinstance(priority, int):
+            raise RequestError(f"priority must be an integer, not {priority!r}")
         self.request_id = request_id
         self.params = params
+        self.priority = priority
         self.token_ids = list(prompt_ids)
         self.num_prompt_tokens = len(self.token_ids)
         self.finish_reason: FinishReason | None = None

@@ -1,50 +1,268 @@
-"""Decides which requests run in the next step: first come, first served, at most `max_running` at once.
+"""Decides what runs in the next step: which requests, how many new positions of each, and who has to make room.
 
-Knows requests, not tensors: a schedule can be tested without a model. The policy is the whole of it: release
-what has finished, then admit from the head of the queue, never skipping it.
+Knows requests and counts of blocks, not tensors: a schedule can be tested without a model. The whole policy, in one
+step: grow the running requests, oldest first, and where the pool is used up preempt the youngest; then admit from the
+head of the queue, never skipping it. What has finished is released by `commit`, before the next step. A prompt that is
+longer than what a step may run is taken in chunks, and leaves a position to each running request (Sarathi-Serve,
+arXiv:2403.02310). Older means: of a lower number of priority, then added earlier.
+
+A preempted request gives all its blocks back, waits at its old place in the queue, and runs its prompt and what it has
+generated again when its turn comes (recomputation, as in vLLM, arXiv:2309.06180). Its text is the same, whatever the
+pool's size.
 """
 
-from collections import deque
+import bisect
+import dataclasses
+from collections.abc import Iterator
+from typing import Any
 
-from nanoserve.errors import RequestError
+from nanoserve.cache.blocks import BlockAllocator, BlockTable
+from nanoserve.config import SchedulerConfig
+from nanoserve.errors import OutOfBlocksError, RequestError
 from nanoserve.request import FinishReason, Request
 
 
-class Scheduler:
-    """Waiting and running requests. `schedule` admits, `commit` releases; nothing else moves a request."""
+@dataclasses.dataclass(slots=True)
+class Scheduled:
+    """One request's part of a step: `num_new` positions after the `num_computed` ones whose keys and values are stored.
 
-    def __init__(self, max_running: int = 1) -> None:
-        assert max_running >= 1
-        self._max_running = max_running
-        self._waiting: deque[Request] = deque()
-        self._running: list[Request] = []
+    `num_before` were stored already when its last token came, or when it was admitted: what came since ran for its next
+    token, in one step or in chunks. `samples` tells whether its last known token is among them, so that a token comes
+    of it. A padding row runs for nobody: its request has finished, and its batch has not. `table` says where its
+    positions lie, None without a pool; `copied` is a block whose content has to be copied first.
+    """
+
+    request: Request
+    table: BlockTable | None
+    num_computed: int
+    num_new: int
+    num_before: int
+    samples: bool
+    is_padding: bool = False
+    copied: tuple[int, int] | None = None
+
+
+@dataclasses.dataclass(slots=True, eq=False)
+class _Seat:
+    """What the scheduler knows of a request that is waiting or running. `place` is its age, in every queue."""
+
+    request: Request
+    place: tuple[int, int]
+    table: BlockTable | None
+    num_computed: int = 0
+    num_before: int = 0
+    num_again: int = 0
+
+    def part(self, num_computed: int, num_new: int, **how: Any) -> Scheduled:
+        """The request's part of a step."""
+        is_whole = num_computed + num_new == len(self.request.token_ids)
+        usual = {"num_before": self.num_before, "samples": is_whole}
+        return Scheduled(self.request, self.table, num_computed, num_new, **usual | how)
+
+
+@dataclasses.dataclass(slots=True)
+class Counts:
+    """What came about since the scheduler was made: exact, and the same on every machine.
+
+    `num_positions` ran in all steps together, `num_padding` of them for nobody. `num_recomputed` ran because their
+    request had been preempted: of a prompt what had run, of a request that had answered its prompt and all its tokens,
+    the newest included, whose own run only came with them.
+    """
+
+    num_steps: int = 0
+    num_positions: int = 0
+    num_preemptions: int = 0
+    num_recomputed: int = 0
+    num_padding: int = 0
+
+
+class Scheduler:
+    """Waiting and running requests. `schedule` admits and preempts, `commit` releases; nothing else moves a request."""
+
+    def __init__(self, config: SchedulerConfig | None = None) -> None:
+        self.config = config or SchedulerConfig()
+        self.pool = BlockAllocator(self.config.num_blocks) if self.config.num_blocks else None
+        self.counts = Counts()
+        self._waiting: list[_Seat] = []
+        self._running: list[_Seat] = []
+        self._scheduled: list[Scheduled] = []
+        self._num_added = 0
+        self._ids: set[str] = set()
 
     @property
     def has_work(self) -> bool:
         return bool(self._waiting or self._running)
 
+    @property
+    def num_waiting(self) -> int:
+        return len(self._waiting)
+
+    @property
+    def num_running(self) -> int:
+        return len(self._running)
+
+    @property
+    def tables(self) -> list[BlockTable]:
+        """The blocks of all running requests, oldest first; none without a pool."""
+        return [seat.table for seat in self._running if seat.table is not None]
+
     def add(self, request: Request) -> None:
-        """Queue a request. Raises RequestError when its id is already waiting or running."""
-        if any(request.request_id == other.request_id for other in (*self._waiting, *self._running)):
+        """Queue a request, behind all of its priority.
+
+        Raises RequestError when its id is in use, and when the whole pool could not hold it at its longest.
+        """
+        if request.request_id in self._ids:
             raise RequestError(f"request id {request.request_id!r} is already in use; choose another one")
-        self._waiting.append(request)
+        self.check_fits(request)
+        table = None if self.pool is None else BlockTable(self.pool, self.config.block_size)
+        _put(self._waiting, _Seat(request, (request.priority, self._num_added), table))
+        self._num_added += 1
+        self._ids.add(request.request_id)
 
-    def schedule(self) -> list[Request]:
-        """The requests that take part in the next step, oldest first."""
-        while self._waiting and len(self._running) < self._max_running:
-            self._running.append(self._waiting.popleft())
-        return list(self._running)
+    def check_fits(self, request: Request) -> None:
+        """Raise RequestError for a request that the whole pool could not hold at its longest.
 
-    def commit(self) -> None:
-        """Release the requests that the step just run has finished."""
-        self._running = [request for request in self._running if request.finish_reason is None]
+        At its longest it holds all tokens but the last one, whose keys and values nobody needs.
+        """
+        num_tokens = request.num_prompt_tokens + request.params.max_new_tokens - 1
+        num_blocks = -(-num_tokens // self.config.block_size)
+        if self.pool is not None and num_blocks > self.pool.num_blocks:
+            raise RequestError(
+                f"a prompt of {request.num_prompt_tokens} tokens and max_new_tokens {request.params.max_new_tokens} "
+                f"need {num_blocks} KV blocks, the whole pool has {self.pool.num_blocks}; ask for fewer tokens, or "
+                f"give the pool more memory"
+            )
 
-    def abort(self, request_id: str) -> Request:
-        """Take a request out wherever it is. Raises RequestError when the id is unknown or has finished."""
+    def schedule(self) -> list[Scheduled]:
+        """What runs in the next step, oldest first. Empty only when there is no work."""
+        budget, place = self.config.max_step_tokens, 0
+        self._scheduled = []
+        while place < len(self._running):  # the young ones may have been preempted meanwhile
+            budget -= self._continue(self._running[place], budget - (len(self._running) - place - 1))
+            place += 1
+        self._admit(budget)
+        self._scheduled += self._padding()
+        self._count()
+        return self._scheduled
+
+    def _continue(self, seat: _Seat, budget: int) -> int:
+        """Schedule what a running request has to run next, as far as budget and pool go; the positions taken."""
+        if seat.request.finish_reason is not None:
+            return 1  # a padding row's
+        num_new = min(len(seat.request.token_ids) - seat.num_computed, budget)
+        assert num_new > 0, f"{seat.request.request_id} has nothing to run, or nothing is left for it"
+        while not self._schedule(seat, num_new):
+            youngest = next(each for each in reversed(self._running) if each.request.finish_reason is None)
+            self._preempt(youngest)
+            if youngest is seat:
+                return 0
+        return num_new
+
+    def _schedule(self, seat: _Seat, num_new: int) -> bool:
+        copied = None
+        if seat.table is not None:
+            try:
+                copied = seat.table.grow(seat.num_computed + num_new)
+            except OutOfBlocksError:
+                return False
+        self._scheduled.append(seat.part(seat.num_computed, num_new, copied=copied))
+        return True
+
+    def _preempt(self, seat: _Seat) -> None:
+        """Take a running request's blocks, send it back to the queue. It is not scheduled yet: older ones go first."""
+        self._running.remove(seat)
+        assert seat.table is not None
+        seat.table.release()
+        is_decoding = seat.num_computed == len(seat.request.token_ids) - 1
+        seat.num_again, seat.num_computed, seat.num_before = seat.num_computed + is_decoding, 0, 0
+        self.counts.num_preemptions += 1
+        _put(self._waiting, seat)
+
+    def _admit(self, budget: int) -> None:
+        """From the head of the queue, as long as rows, positions and blocks last."""
+        if self.config.is_static and self._running:
+            return
+        is_first = True
+        while self._waiting and len(self._running) < self.config.max_running and budget > 0:
+            seat = self._waiting[0]
+            num_new = self._chunk(len(seat.request.token_ids), budget, is_first=is_first)
+            if not num_new or not self._has_room(seat) or not self._schedule(seat, num_new):
+                return
+            is_first = False
+            _put(self._running, self._waiting.pop(0))
+            self.counts.num_recomputed += seat.num_again
+            seat.num_again = 0
+            budget -= num_new
+
+    def _chunk(self, num_tokens: int, budget: int, *, is_first: bool) -> int:
+        """How many positions of a prompt may run now: a part of it, or, without chunks, all of it or none."""
+        if self.config.chunks_prefill or num_tokens <= budget:
+            return min(num_tokens, budget)
+        return num_tokens if is_first else 0
+
+    def _has_room(self, seat: _Seat) -> bool:
+        """Room for all that is known of it, above a reserve for the growth of others; none is needed without others."""
+        if self.pool is None or seat.table is None:
+            return True
+        reserve = self.config.watermark_blocks if self._running else 0
+        return seat.table.num_missing(len(seat.request.token_ids)) + reserve <= self.pool.num_free
+
+    def _padding(self) -> Iterator[Scheduled]:
+        """In a static batch the rows that have finished run on until the last one has."""
+        if self.config.is_static:
+            for seat in self._running:
+                if seat.request.finish_reason is not None:
+                    yield seat.part(seat.num_computed - 1, 1, samples=False, is_padding=True)
+
+    def _count(self) -> None:
+        self.counts.num_steps += bool(self._scheduled)
+        self.counts.num_positions += sum(each.num_new for each in self._scheduled)
+        self.counts.num_padding += sum(each.is_padding for each in self._scheduled)
+
+    def commit(self) -> list[Request]:
+        """The step has run: what it computed is stored, and what it finished is released, and returned."""
+        ran = {each.request.request_id: each for each in self._scheduled if not each.is_padding}
+        for seat in self._running:
+            if (each := ran.get(seat.request.request_id)) is not None:
+                seat.num_computed += each.num_new
+                seat.num_before = seat.num_computed if each.samples else seat.num_before
+        self._scheduled = []
+        return self._release()
+
+    def _release(self) -> list[Request]:
+        """Whoever has finished gives its row back; in a static batch, once the last one has."""
+        done = [seat for seat in self._running if seat.request.finish_reason is not None]
+        if self.config.is_static and len(done) < len(self._running):
+            return []
+        for seat in done:
+            self._leave(self._running, seat)
+        return [seat.request for seat in done]
+
+    def _leave(self, queue: list[_Seat], seat: _Seat) -> None:
+        queue.remove(seat)
+        self._ids.remove(seat.request.request_id)
+        if seat.table is not None:
+            seat.table.release()
+
+    def abort(self, request_id: str) -> list[Request]:
+        """Take a request out wherever it is; it comes first, then who had only waited for it, in a static batch.
+
+        Raises RequestError when the id is unknown or has finished.
+        """
         for queue in (self._waiting, self._running):
-            for request in queue:
-                if request.request_id == request_id:
-                    queue.remove(request)
-                    request.finish_reason = FinishReason.ABORT
-                    return request
+            for seat in queue:
+                if seat.request.request_id == request_id and seat.request.finish_reason is None:
+                    seat.request.finish_reason = FinishReason.ABORT
+                    self._leave(queue, seat)
+                    return [seat.request, *self._release()]
         raise RequestError(f"no request {request_id!r} is waiting or running")
+
+    def check(self) -> None:
+        """Raise BlockError where a block is held by nobody that runs: for tests, between steps."""
+        if self.pool is not None:
+            self.pool.check(table.blocks for table in self.tables)
+
+
+def _put(queue: list[_Seat], seat: _Seat) -> None:
+    """In at its place."""
+    bisect.insort(queue, seat, key=lambda each: each.place)
