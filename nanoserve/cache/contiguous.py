@@ -3,8 +3,11 @@
 Knows shapes and where the next position goes. Its price is the memory of positions that are never reached.
 """
 
+from collections.abc import Iterator
+
 import torch
 
+from nanoserve.cache.kv import ALL_ROWS, Stored
 from nanoserve.config import ModelConfig
 
 
@@ -21,13 +24,10 @@ class ContiguousCache:
     def num_bytes(self) -> int:
         return self._buffer.nbytes
 
-    def extend(self, layer: int, keys: torch.Tensor, values: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    def extend(self, layer: int, keys: torch.Tensor, values: torch.Tensor) -> Iterator[Stored]:
         start, end = self.num_cached, self.num_cached + keys.shape[0]
         all_keys, all_values = self._layers[layer]
         assert end <= all_keys.shape[1], f"position {end - 1} is outside a cache of {all_keys.shape[1]} positions"
         all_keys[:, start:end] = keys.transpose(0, 1)
         all_values[:, start:end] = values.transpose(0, 1)
-        return all_keys[:, :end], all_values[:, :end]
-
-    def advance(self, num_new: int) -> None:
-        self.num_cached += num_new
+        yield Stored(ALL_ROWS, all_keys[None, :, :end], all_values[None, :, :end])

@@ -1,0 +1,193 @@
+"""One pool of KV blocks for all requests and all layers, and what a step's requests read and write in it.
+
+Knows slots and tensors. Where a request's positions lie is its table's word (`blocks.py`); a step turns tables into
+slots once, and every layer uses them. Writes go to all slots at once. Requests with one new position each are read
+together: gathered into a workspace, or left in place for a kernel that follows the tables. A request alone in its group
+whose blocks happen to follow each other is read in place as well.
+
+Reference: PagedAttention (arXiv:2309.06180).
+"""
+
+import dataclasses
+import itertools
+from collections.abc import Iterator, Sequence
+
+import torch
+
+from nanoserve.cache.blocks import BlockTable
+from nanoserve.cache.kv import InBlocks, Stored
+from nanoserve.config import ModelConfig
+
+_SPREAD = 2
+"""Requests are read together while the longest context has at most so many times the blocks of the shortest."""
+
+_SMALL_BLOCKS = 8
+"""Contexts of so few blocks are always read together: what is read in vain costs less than another kernel call."""
+
+_SPARE = 8
+"""A workspace that is too small grows by an eighth more than is wanted: contexts grow with every step."""
+
+
+class PagedPool:
+    """Keys and values [layers, 2, slots, kv_heads, head_dim]; slot = block x block size + offset.
+
+    All numbers of a position lie next to each other, so that gathering positions copies whole rows.
+    """
+
+    def __init__(
+        self, config: ModelConfig, num_blocks: int, block_size: int, dtype: torch.dtype, device: torch.device
+    ) -> None:
+        shape = (config.num_layers, 2, num_blocks * block_size, config.num_kv_heads, config.head_dim)
+        self._buffer = torch.empty(shape, dtype=dtype, device=device)
+        self._layers = [(layer[0], layer[1]) for layer in self._buffer]
+        self._workspace = torch.empty((2, 0, *shape[3:]), dtype=dtype, device=device)
+        self.block_size, self.num_blocks, self.device = block_size, num_blocks, device
+
+    @property
+    def num_bytes(self) -> int:
+        return self._buffer.nbytes
+
+    @property
+    def num_workspace_bytes(self) -> int:
+        """What gathering takes beside the pool; grows to the largest group of requests that was read together."""
+        return self._workspace.nbytes
+
+    def copy_block(self, source: int, target: int) -> None:
+        """All layers of a block, for a request that writes where others read."""
+        blocks = self._buffer.view(*self._buffer.shape[:2], self.num_blocks, self.block_size, *self._buffer.shape[3:])
+        blocks[:, :, target] = blocks[:, :, source]
+
+    def write(self, layer: int, slots: torch.Tensor, keys: torch.Tensor, values: torch.Tensor) -> None:
+        """Keys and values [new, kv_heads, head_dim] to as many slots."""
+        for stored, new in zip(self._layers[layer], (keys, values), strict=True):
+            stored.index_copy_(0, slots, new)
+
+    def whole(self, layer: int) -> tuple[torch.Tensor, torch.Tensor]:
+        """Keys and values [slots, kv_heads, head_dim] of a layer, as they lie."""
+        return self._layers[layer]
+
+    def gather(self, layer: int, slots: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """Keys and values [slots asked for, kv_heads, head_dim], copied to where the next call overwrites them."""
+        num = slots.numel()
+        if self._workspace.shape[1] < num:
+            self._workspace = self._workspace[:, :0].clone()  # or both would be there at once
+            self._workspace = self._workspace.new_empty((2, num + num // _SPARE, *self._workspace.shape[2:]))
+        found = [
+            torch.index_select(stored, 0, slots, out=space[:num])
+            for stored, space in zip(self._layers[layer], self._workspace, strict=True)
+        ]
+        return found[0], found[1]
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class PagedPart:
+    """One request's part of a step: its table, the positions that are stored, and how many new ones follow."""
+
+    table: BlockTable
+    num_stored: int
+    num_new: int
+
+    @property
+    def context(self) -> int:
+        return self.num_stored + self.num_new
+
+
+def in_reading_order(part: PagedPart) -> tuple[bool, int]:
+    """A key to sort by: requests with one new position first, by context, so that those read together stand so."""
+    return part.num_new > 1, len(part.table.blocks)
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class _Read:
+    """What one group of rows reads: slots that follow each other, or all slots of the group's requests in a row."""
+
+    rows: slice
+    slots: slice | torch.Tensor
+    num_requests: int = 1
+    mask: torch.Tensor | None = None
+
+
+class PagedStep:
+    """One step's requests in the pool, in reading order. Slots are worked out here, once for all layers."""
+
+    def __init__(self, pool: PagedPool, parts: Sequence[PagedPart], *, in_place: str | None = None) -> None:
+        """`in_place` names the kernel that reads requests with one new position where they are; others are gathered."""
+        assert [*map(in_reading_order, parts)] == sorted(map(in_reading_order, parts)), "not in reading order"
+        self._pool = pool
+        self._writes = torch.tensor(
+            [slot for part in parts for slot in part.table.slots(part.num_stored, part.context)], device=pool.device
+        )
+        single = [part for part in parts if part.num_new == 1]
+        self._in_blocks = _in_blocks(pool, single, in_place) if in_place and single else None
+        num_left = len(single) if self._in_blocks else 0
+        self._reads = [*_reads(pool, _groups(parts[num_left:]), first_row=num_left)]
+
+    def extend(self, layer: int, keys: torch.Tensor, values: torch.Tensor) -> Iterator[Stored | InBlocks]:
+        self._pool.write(layer, self._writes, keys, values)
+        if self._in_blocks is not None:
+            all_keys, all_values = self._pool.whole(layer)
+            yield self._in_blocks._replace(keys=all_keys, values=all_values)
+        for read in self._reads:
+            yield self._stored(layer, read)
+
+    def _stored(self, layer: int, read: _Read) -> Stored:
+        if isinstance(read.slots, slice):
+            keys, values = (each[read.slots] for each in self._pool.whole(layer))
+        else:
+            keys, values = self._pool.gather(layer, read.slots)
+        by_request = (read.num_requests, -1, *keys.shape[1:])
+        return Stored(
+            read.rows, keys.view(by_request).transpose(1, 2), values.view(by_request).transpose(1, 2), read.mask
+        )
+
+
+def _groups(parts: Sequence[PagedPart]) -> list[list[PagedPart]]:
+    """Those that are read together: one new position each, and contexts that are not too different."""
+    groups: list[list[PagedPart]] = []
+    for part in parts:
+        if groups and part.num_new == 1 and len(part.table.blocks) <= _most_blocks(groups[-1][0]):
+            groups[-1].append(part)
+        else:
+            groups.append([part])
+    return groups
+
+
+def _most_blocks(shortest: PagedPart) -> int:
+    return max(_SPREAD * len(shortest.table.blocks), _SMALL_BLOCKS)
+
+
+def _reads(pool: PagedPool, groups: Sequence[Sequence[PagedPart]], first_row: int) -> Iterator[_Read]:
+    for group in groups:
+        num_rows = sum(part.num_new for part in group)
+        yield _read(pool, group, slice(first_row, first_row + num_rows))
+        first_row += num_rows
+
+
+def _read(pool: PagedPool, group: Sequence[PagedPart], rows: slice) -> _Read:
+    blocks, size = group[0].table.blocks, pool.block_size
+    if len(group) == 1 and all(after - before == 1 for before, after in itertools.pairwise(blocks)):
+        return _Read(rows, slice(blocks[0] * size, blocks[0] * size + group[0].context))
+    contexts = [part.context for part in group]
+    tables = _table_tensor(pool, group)
+    positions = torch.arange(max(contexts), device=pool.device)[None]
+    ends = torch.tensor(contexts, device=pool.device)[:, None]
+    # A position that a request does not have reads its last one: what lies unwritten in the pool may be anything.
+    inside = torch.minimum(positions, ends - 1)
+    slots = tables.gather(1, inside // size) * size + inside % size
+    mask = (positions < ends)[:, None, None] if len(set(contexts)) > 1 else None
+    return _Read(rows, slots.flatten(), len(group), mask)
+
+
+def _table_tensor(pool: PagedPool, group: Sequence[PagedPart]) -> torch.Tensor:
+    """Block numbers [requests, blocks], 0 behind a request's own."""
+    longest = max(len(part.table.blocks) for part in group)
+    return torch.tensor(
+        [part.table.blocks + [0] * (longest - len(part.table.blocks)) for part in group], device=pool.device
+    )
+
+
+def _in_blocks(pool: PagedPool, parts: Sequence[PagedPart], backend: str) -> InBlocks:
+    contexts = torch.tensor([part.context for part in parts], device=pool.device, dtype=torch.int32)
+    nothing = contexts  # keys and values are each layer's own
+    tables = _table_tensor(pool, parts).int()
+    return InBlocks(slice(0, len(parts)), nothing, nothing, tables, contexts, pool.block_size, backend)
