@@ -1,50 +1,98 @@
 """Causal attention of new positions over everything stored so far: written once, for every cache and model.
 
-Knows heads, masks and which kernel is fast for which shape. Refuses to know where keys and values are kept.
+Knows heads, masks and which kernel is fast for which shape. Refuses to know where keys and values are kept, but for
+those that a cache leaves in their blocks: they go to a kernel that follows block tables.
 """
+
+from collections.abc import Callable
 
 import torch
 import torch.nn.functional as F
 
-from nanoserve.cache.kv import KVCache
+from nanoserve.cache.kv import InBlocks, KVStep, Stored
+from nanoserve.config import ATTENTIONS
+from nanoserve.errors import ConfigError
 
 BACKEND = "scaled_dot_product_attention"
-"""What computes attention, in the words that a result is filed under."""
+"""What computes attention unless a kernel follows block tables, in the words that a result is filed under."""
+
+
+def choose_backend(name: str, device: torch.device, *, is_paged: bool) -> str:
+    """`auto` as what will be used: a kernel over block tables on a GPU, SDPA elsewhere. Raises ConfigError.
+
+    `reference` and `triton` read blocks in place; without a paged cache there are none.
+    """
+    if name == "auto":
+        return "triton" if is_paged and device.type == "cuda" and _triton_is_here() else "sdpa"
+    if name != "sdpa" and not is_paged:
+        raise ConfigError(f"attention {name!r} follows block tables: choose cache 'paged', or attention 'sdpa'")
+    if name == "triton" and not _triton_is_here():
+        raise ConfigError(f"attention 'triton' needs the package triton; choose one of: {', '.join(ATTENTIONS[:-1])}")
+    if name == "triton":
+        from nanoserve.paged_kernel import check_device
+
+        check_device(device)
+    return name
+
+
+def _triton_is_here() -> bool:
+    import importlib.util
+
+    return importlib.util.find_spec("triton") is not None
 
 
 def attend(
-    queries: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, *, layer: int, cache: KVCache
+    queries: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, *, layer: int, cache: KVStep
 ) -> torch.Tensor:
-    """Store the new keys and values in the cache and attend over all of them.
+    """Store the new keys and values of all requests, and let each request's new positions attend over its own.
 
     queries [new, heads, head_dim], keys and values [new, kv_heads, head_dim] -> [new, heads, head_dim].
-    New position i sees every stored position and the new ones up to itself. KV head h serves the query heads
-    [h * group, (h + 1) * group), as in Llama (grouped-query attention, arXiv:2305.13245).
+    New position i of a request sees what is stored of it and its new ones up to itself. KV head h serves the query
+    heads [h * group, (h + 1) * group), as in Llama (grouped-query attention, arXiv:2305.13245).
     """
-    all_keys, all_values = cache.extend(layer, keys, values)
-    if queries.shape[0] == 1:
-        return _attend_decode(queries, all_keys, all_values)
-    return _attend_prefill(queries, all_keys, all_values)
+    outs = [_attend_some(queries[each.rows], each) for each in cache.extend(layer, keys, values)]
+    return outs[0] if len(outs) == 1 else torch.cat(outs)
 
 
-def _attend_decode(queries: torch.Tensor, keys: torch.Tensor, values: torch.Tensor) -> torch.Tensor:
-    """One query sees everything, so the heads of a group can stand where queries do: no mask, no repeated keys."""
-    num_kv_heads, _, head_dim = keys.shape
-    grouped = queries.view(1, num_kv_heads, -1, head_dim)
-    return F.scaled_dot_product_attention(grouped, keys[None], values[None]).view(1, -1, head_dim)
+def _attend_some(queries: torch.Tensor, stored: Stored | InBlocks) -> torch.Tensor:
+    if isinstance(stored, InBlocks):
+        return _attend_in_blocks(queries, stored)
+    if queries.shape[0] == stored.keys.shape[0]:
+        return _attend_decode(queries, stored)
+    return _attend_prefill(queries, stored.keys, stored.values)
+
+
+def _attend_decode(queries: torch.Tensor, stored: Stored) -> torch.Tensor:
+    """A query of each request sees everything, so the heads of a group can stand where queries do: no repeated keys."""
+    num_requests, num_kv_heads, _, head_dim = stored.keys.shape
+    grouped = queries.view(num_requests, num_kv_heads, -1, head_dim)
+    out = F.scaled_dot_product_attention(grouped, stored.keys, stored.values, attn_mask=stored.mask)
+    return out.reshape(num_requests, -1, head_dim)
 
 
 def _attend_prefill(queries: torch.Tensor, keys: torch.Tensor, values: torch.Tensor) -> torch.Tensor:
-    num_new, context = queries.shape[0], keys.shape[1]
+    num_new, context = queries.shape[0], keys.shape[2]
     mask = None
     if context > num_new:
         mask = torch.ones(num_new, context, dtype=torch.bool, device=queries.device).tril(context - num_new)
     out = F.scaled_dot_product_attention(
-        queries.transpose(0, 1)[None],
-        keys[None],
-        values[None],
-        attn_mask=mask,
-        is_causal=mask is None,
-        enable_gqa=True,
+        queries.transpose(0, 1)[None], keys, values, attn_mask=mask, is_causal=mask is None, enable_gqa=True
     )
     return out[0].transpose(0, 1)
+
+
+def _attend_in_blocks(queries: torch.Tensor, stored: InBlocks) -> torch.Tensor:
+    kernel = _kernel(stored.backend)
+    keys, values = stored.keys.transpose(0, 1), stored.values.transpose(0, 1)
+    return kernel(queries, keys, values, stored.tables, stored.contexts, block_size=stored.block_size)
+
+
+def _kernel(backend: str) -> Callable[..., torch.Tensor]:
+    """The reference is slow and obvious: it is what the kernel is held against."""
+    if backend == "triton":
+        from nanoserve.paged_kernel import paged_decode
+
+        return paged_decode
+    from nanoserve.paged_reference import paged_decode_reference
+
+    return paged_decode_reference

@@ -1,4 +1,4 @@
-"""`nanoserve generate | chat | models`: the engine on a command line.
+"""`nanoserve generate | chat | models | memory`: the engine on a command line.
 
 Knows options, terminals and exit codes: 0 done, 1 for a reader that went away, 2 for anything that the user can mend
 (told in one line), 130 for Ctrl-C. Everything else is the engine's.
@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from nanoserve.config import CACHES, DTYPES, EngineConfig, SamplingParams
+from nanoserve.config import ATTENTIONS, CACHES, DTYPES, EngineConfig, ModelConfig, SamplingParams, SchedulerConfig
 from nanoserve.errors import NanoserveError, RequestError, one_line
 
 if TYPE_CHECKING:
@@ -36,12 +36,13 @@ app = typer.Typer(
     rich_markup_mode=None,
 )
 
-_ENGINE, _SAMPLING = EngineConfig(), SamplingParams()
+_ENGINE, _SAMPLING, _SCHEDULING = EngineConfig(), SamplingParams(), SchedulerConfig()
 
 Model = Annotated[str, typer.Option(help="Catalog name (see `nanoserve models`), folder, .gguf file or hub id.")]
 Device = Annotated[str, typer.Option(help="auto, cpu, cuda or cuda:N.")]
 Dtype = Annotated[str, typer.Option(help=f"One of {', '.join(DTYPES)}.")]
 Cache = Annotated[str, typer.Option(help=f"KV cache: {', '.join(CACHES)} (none recomputes every position).")]
+Attention = Annotated[str, typer.Option(help=f"What computes it: {', '.join(ATTENTIONS)}.")]
 MaxNewTokens = Annotated[int, typer.Option(help="Stop after this many tokens.")]
 Temperature = Annotated[float, typer.Option(help="0 always takes the likeliest token; higher is more random.")]
 TopK = Annotated[int, typer.Option(help="Sample among the k likeliest tokens; 0 is off.")]
@@ -50,6 +51,7 @@ MinP = Annotated[
     float, typer.Option(help="Sample among tokens at least this likely, relative to the likeliest; 0 is off.")
 ]
 RepetitionPenalty = Annotated[float, typer.Option(help="Above 1 makes tokens that were seen less likely; 1 is off.")]
+KVMemory = Annotated[str, typer.Option(help="For keys and values: auto, a size (512MiB, 2GiB) or a share (40%).")]
 Seed = Annotated[
     int | None, typer.Option(help="The same seed gives the same text.", show_default="a new one each time")
 ]
@@ -63,6 +65,8 @@ def generate(
     device: Device = _ENGINE.device,
     dtype: Dtype = _ENGINE.dtype,
     cache: Cache = _ENGINE.cache,
+    kv_memory: KVMemory = _ENGINE.kv_memory,
+    attention: Attention = _ENGINE.attention,
     max_new_tokens: MaxNewTokens = _SAMPLING.max_new_tokens,
     temperature: Temperature = _SAMPLING.temperature,
     top_k: TopK = _SAMPLING.top_k,
@@ -97,6 +101,8 @@ def chat(
     device: Device = _ENGINE.device,
     dtype: Dtype = _ENGINE.dtype,
     cache: Cache = _ENGINE.cache,
+    kv_memory: KVMemory = _ENGINE.kv_memory,
+    attention: Attention = _ENGINE.attention,
     max_new_tokens: MaxNewTokens = 256,
     temperature: Temperature = 0.2,
     top_k: TopK = _SAMPLING.top_k,
@@ -141,6 +147,30 @@ def models() -> None:
         typer.echo(f"{name:22} {description}")
 
 
+@app.command()
+def memory(
+    *,
+    model: Model = _ENGINE.model,
+    device: Device = _ENGINE.device,
+    dtype: Dtype = _ENGINE.dtype,
+    kv_memory: KVMemory = _ENGINE.kv_memory,
+    block_size: Annotated[int, typer.Option(help="Tokens in a KV block.")] = _SCHEDULING.block_size,
+    max_running: Annotated[int, typer.Option(help="Requests that may run at once.")] = _SCHEDULING.max_running,
+) -> None:
+    """Show how large the pool of KV blocks would be on this machine, and why. No weights are loaded.
+
+    \b
+    Examples:
+      nanoserve memory
+      nanoserve memory --model llama-3.2-1b --dtype bfloat16
+      nanoserve memory --model llama-3.2-1b --kv-memory 25% --max-running 4
+    """
+    engine = EngineConfig(model=model, device=device, dtype=dtype, kv_memory=kv_memory)
+    # Each running request needs a position in every step.
+    step_tokens = max(_SCHEDULING.max_step_tokens, max_running)
+    _show_plan(engine, SchedulerConfig(block_size=block_size, max_running=max_running, max_step_tokens=step_tokens))
+
+
 def main() -> None:
     """Entry point: a mistake of the user's becomes one line on stderr and status 2, never a traceback."""
     if isinstance(sys.stdout, io.TextIOWrapper):
@@ -177,10 +207,41 @@ def _request(prompt_ids: list[int], params: SamplingParams) -> "Request":
 
 
 def _load(given: dict[str, Any], before_weights: Callable[..., object]) -> "Engine":
-    config = EngineConfig(**{name: given[name] for name in ("model", "device", "dtype", "cache")})
+    names = ("model", "device", "dtype", "cache", "kv_memory", "attention")
+    config = EngineConfig(**{name: given[name] for name in names})
     from nanoserve.engine import Engine
 
-    return Engine.load(config.model, before_weights, device=config.device, dtype=config.dtype, cache=config.cache)
+    engine = Engine.load(before_weights=before_weights, **{name: getattr(config, name) for name in names})
+    if config.kv_memory != "auto":
+        typer.echo(engine.pool_plan, err=True)
+    return engine
+
+
+def _show_plan(engine: EngineConfig, scheduling: SchedulerConfig) -> None:
+    from nanoserve.cache.sizing import parse_kv_memory, plan_pool
+    from nanoserve.memory import free_bytes, weights_bytes
+    from nanoserve.weights import load_model, resolve_device, resolve_dtype
+
+    parse_kv_memory(engine.kv_memory)  # a bad value is told before a model is sought
+    device = resolve_device(engine.device)
+    dtype = resolve_dtype(engine.dtype, device)
+
+    def show(config: ModelConfig, _: object) -> None:
+        plan = plan_pool(
+            config,
+            bytes_per_number=dtype.itemsize,
+            block_size=scheduling.block_size,
+            max_running=scheduling.max_running,
+            max_step_tokens=scheduling.max_step_tokens,
+            free_bytes=free_bytes(device),
+            weights_bytes=weights_bytes(config, dtype),
+            kv_memory=engine.kv_memory,
+            device_kind=device.type,
+        )
+        typer.echo(str(plan))
+        raise typer.Exit  # before the weights
+
+    load_model(engine, show)
 
 
 def _print_text(events: "Iterator[TokenEvent]") -> str:

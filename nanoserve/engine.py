@@ -1,231 +1,287 @@
 """Drives requests through the model: `add_request`, then `step` until no work is left; `stream`, `generate` do both.
 
 Knows the order of a step: schedule, run the model over what is not yet cached, sample, commit. Refuses to know the
-policy (scheduler), the kernels (attention), where keys and values live (cache) and what time it is.
+policy (scheduler), the kernels (attention), where keys and values live (batch, cache) and what time it is.
 """
 
+import contextlib
 import dataclasses
-import operator
 import uuid
-from collections import deque
-from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
+from collections.abc import Iterator, Sequence
 from typing import Any, Protocol
 
 import torch
 
-from nanoserve.cache.contiguous import ContiguousCache
-from nanoserve.cache.growing import GrowingCache
-from nanoserve.cache.kv import KVCache, NoCache
-from nanoserve.config import EngineConfig, SamplingParams
-from nanoserve.errors import RequestError
-from nanoserve.request import Completion, FinishReason, Request, TokenEvent
-from nanoserve.sampling import Sampler
-from nanoserve.scheduler import Scheduler
-from nanoserve.stopping import StopStrings
-from nanoserve.tokenizer import TextStream, Tokenizer
+from nanoserve.answer import Answer, completion_of, told
+from nanoserve.attention import choose_backend
+from nanoserve.batch import make_memory
+from nanoserve.cache.kv import KVStep
+from nanoserve.config import EngineConfig, SamplingParams, SchedulerConfig
+from nanoserve.errors import ConfigError, RequestError, unknown
+from nanoserve.memory import plan_for
+from nanoserve.prompts import Prompt, as_ids, as_list
+from nanoserve.request import Completion, Request, TokenEvent
+from nanoserve.sampling import sample_rows
+from nanoserve.scheduler import Counts, Scheduled, Scheduler
+from nanoserve.tokenizer import Tokenizer
 from nanoserve.weights import Check, LoadedModel, load_model
-
-Prompt = str | Sequence[int]
 
 
 class CausalModel(Protocol):
     """What the engine asks of a model; `models/llama.py` states the shapes."""
 
-    def __call__(self, token_ids: torch.Tensor, positions: torch.Tensor, cache: KVCache) -> torch.Tensor: ...
+    def __call__(self, token_ids: torch.Tensor, positions: torch.Tensor, cache: KVStep) -> torch.Tensor: ...
 
     def compute_logits(self, hidden: torch.Tensor) -> torch.Tensor: ...
-
-
-@dataclasses.dataclass(slots=True)
-class _Run:
-    """What a request owns while it runs; dropped when it finishes, and its cache with it."""
-
-    request: Request
-    cache: KVCache
-    sampler: Sampler
-    text: TextStream
-    stop: StopStrings
 
 
 class Engine:
     """One model on one device, and the requests that it is answering. Not safe to call from two threads."""
 
-    def __init__(self, loaded: LoadedModel, *, cache: str = "contiguous") -> None:
-        """Take a loaded model, shared with any other engine that has it; `cache` is one of `config.CACHES`."""
+    def __init__(
+        self,
+        loaded: LoadedModel,
+        *,
+        cache: str = "paged",
+        kv_memory: str = "auto",
+        attention: str = "auto",
+        **scheduling: Any,
+    ) -> None:
+        """Take a loaded model, shared with any other engine that has it.
+
+        `cache`, `kv_memory` and `attention` are those of `EngineConfig`, `scheduling` the fields of `SchedulerConfig`;
+        `num_blocks` sizes the pool by hand. Raises ConfigError for what cannot work together.
+        """
+        config = EngineConfig(cache=cache, kv_memory=kv_memory, attention=attention)
         self.loaded = loaded
-        self.cache = EngineConfig(cache=cache).cache
         self.tokenizer: Tokenizer = loaded.tokenizer
         self._model: CausalModel = loaded.model
         self._eos_token_ids = loaded.config.eos_token_ids or loaded.tokenizer.eos_token_ids
-        self._scheduler = Scheduler()
-        self._runs: dict[str, _Run] = {}
-        self._inboxes: dict[str, deque[TokenEvent]] = {}
+        self.attention = choose_backend(config.attention, loaded.device, is_paged=cache == "paged")
+        for name in scheduling.keys() - set(SchedulerConfig.option_names()):
+            choices = ("cache", "kv_memory", "attention", *SchedulerConfig.option_names())
+            raise ConfigError(unknown("Engine option", name, choices))
+        settings = SchedulerConfig(**scheduling)
+        self.pool_plan = plan_for(loaded.config, loaded.dtype, loaded.device, config, settings)
+        if self.pool_plan is not None:
+            settings = dataclasses.replace(settings, num_blocks=self.pool_plan.num_blocks)
+        self._scheduler = Scheduler(settings)
+        self._memory = make_memory(loaded, config.cache, settings, self.attention)
+        self._answers: dict[str, Answer] = {}
+        self._inboxes: dict[str, list[TokenEvent | BaseException]] = {}
+        self._untold: list[TokenEvent] = []
+        self._errors: list[Exception] = []
 
     @classmethod
     def load(cls, model: str = "smollm2-135m", before_weights: Check = lambda *_: None, **options: Any) -> "Engine":
-        """Load a model by name, folder, GGUF file or hub id; `options` are the fields of `EngineConfig`.
+        """Load a model by name, folder, GGUF file or hub id; `options` are the fields of `EngineConfig`, and of
+        `SchedulerConfig`.
 
         `before_weights` gets the model's configuration and tokenizer before the long part, and may raise.
         """
+        scheduling = {name: options.pop(name) for name in SchedulerConfig.option_names() if name in options}
         config = EngineConfig.from_options({"model": model, **options})
-        return cls(load_model(config, before_weights), cache=config.cache)
+        SchedulerConfig.from_options(scheduling)
+        loaded = load_model(config, before_weights)
+        return cls(loaded, cache=config.cache, kv_memory=config.kv_memory, attention=config.attention, **scheduling)
 
     @property
     def has_work(self) -> bool:
-        return self._scheduler.has_work
+        """Whether a `step` would run, or tell, anything."""
+        return self._scheduler.has_work or bool(self._untold or self._errors)
+
+    @property
+    def counts(self) -> Counts:
+        """What came about so far: steps, positions, preemptions. Grows with every step."""
+        return self._scheduler.counts
 
     @property
     def kv_bytes(self) -> int:
-        """Bytes that the keys and values of running requests take, reserved positions included."""
-        return sum(run.cache.num_bytes for run in self._runs.values())
+        """Bytes that keys and values take: the whole pool, or all that running requests have reserved."""
+        return self._memory.num_bytes
+
+    @property
+    def num_kv_blocks(self) -> int | None:
+        """KV blocks that running requests hold; None without a pool."""
+        return None if self._scheduler.pool is None else sum(len(table.blocks) for table in self._scheduler.tables)
+
+    @property
+    def kv_waste_bytes(self) -> int | None:
+        """Bytes inside blocks that are held where no position lies; None without a pool."""
+        return self._bytes_of(sum(table.num_spare for table in self._scheduler.tables))
+
+    @property
+    def kv_unused_bytes(self) -> int | None:
+        """Bytes of the pool's free blocks; None without a pool."""
+        pool = self._scheduler.pool
+        return None if pool is None else self._bytes_of(pool.num_free * self._scheduler.config.block_size)
+
+    def _bytes_of(self, num_positions: int) -> int | None:
+        per_token = self.loaded.config.kv_bytes_per_token(self.loaded.dtype.itemsize)
+        return None if self._scheduler.pool is None else num_positions * per_token
 
     def add_request(
-        self, prompt: Prompt, params: SamplingParams | None = None, *, request_id: str | None = None
+        self,
+        prompt: Prompt,
+        params: SamplingParams | None = None,
+        *,
+        request_id: str | None = None,
+        priority: int = 0,
     ) -> str:
-        """Check and queue a prompt (text or token ids), return the request's id. Raises RequestError; runs nothing."""
-        request = self._check(prompt, params, request_id)
+        """Check and queue a prompt (text or token ids), return the request's id. Raises RequestError; runs nothing.
+
+        Requests of a lower `priority` number go first.
+        """
+        request = self._check(prompt, params, request_id, priority)
         self._scheduler.add(request)
         return request.request_id
 
-    @torch.inference_mode()
     def step(self) -> list[TokenEvent]:
-        """One scheduler decision and one forward per scheduled request: an event for each token that came of it."""
-        events = [self._advance_or_abort(request) for request in self._scheduler.schedule()]
-        self._scheduler.commit()
+        """One scheduler decision and one forward for all that it schedules: an event for each token that came of it.
+
+        What came of requests that are streamed is told there; what came of others in steps that a stream took, here,
+        first. A request that cannot go on leaves, and the others go on: its error is raised where its stream is read,
+        or, when nobody reads it, by the next step, which does nothing else. A forward that fails ends all that were in
+        it.
+        """
+        if self._errors:
+            raise self._errors.pop(0)
+        self._step()
+        told, self._untold = self._untold, []
+        return told
+
+    @torch.inference_mode()
+    def _step(self) -> None:
+        scheduled = self._scheduler.schedule()
+        if not scheduled:
+            return
+        try:
+            logits = self._forward(scheduled)
+        except BaseException as error:
+            self._abort_all(scheduled, error)
+            raise
+        events = self._sample(scheduled, logits)
+        for request in self._scheduler.commit():
+            self._drop(request.request_id)
         for event in events:
-            self._deliver(event)
-        return events
+            if event.request_id in self._inboxes:
+                self._inboxes[event.request_id].append(event)
+            else:
+                self._untold.append(event)
 
     def abort(self, request_id: str) -> None:
-        """Stop a request and free its cache. Raises RequestError when it is unknown or has finished."""
-        self._scheduler.abort(request_id)
-        self._runs.pop(request_id, None)
+        """Stop a request and free what it holds. Raises RequestError when it is unknown or has finished."""
+        for request in self._scheduler.abort(request_id):
+            self._drop(request.request_id)
 
     def stream(self, prompt: Prompt, params: SamplingParams | None = None) -> Iterator[TokenEvent]:
         """Yield one request's events as its tokens come. The prompt is checked at once; leaving the loop aborts it."""
-        return self._follow(self._check(prompt, params, None))
+        return self._follow(self._check(prompt, params))
 
-    def generate(self, prompts: Prompt | Sequence[Prompt], params: SamplingParams | None = None) -> list[Completion]:
-        """Answer one prompt or a list of them, in their order. A prompt that is refused refuses the whole call."""
-        requests = [self._check(prompt, params, None) for prompt in _as_list(prompts)]
-        return [_complete(list(self._follow(request)), request.num_prompt_tokens) for request in requests]
+    def generate(
+        self, prompts: Prompt | Sequence[Prompt], params: SamplingParams | Sequence[SamplingParams] | None = None
+    ) -> list[Completion]:
+        """Answer one prompt, or a list of them together, in their order.
 
-    def _check(self, prompt: Prompt, params: SamplingParams | None, request_id: str | None) -> Request:
-        prompt_ids = self.tokenizer.encode(prompt) if isinstance(prompt, str) else _as_ids(prompt)
-        request = Request(request_id or f"request-{uuid.uuid4().hex[:12]}", prompt_ids, params or SamplingParams())
+        One set of `params` for all, or one for each. A prompt that is refused refuses the whole call, before any work.
+        """
+        listed = as_list(prompts)
+        every = [params] * len(listed) if params is None or isinstance(params, SamplingParams) else list(params)
+        if len(every) != len(listed):
+            raise RequestError(
+                f"{len(every)} sets of sampling parameters for {len(listed)} prompts: give one, or as many"
+            )
+        requests = [self._check(prompt, each) for prompt, each in zip(listed, every, strict=True)]
+        with self._queued(requests) as inboxes:
+            while any(request.finish_reason is None for request in requests):
+                self._step()
+                for inbox in filter(None, inboxes):
+                    told(inbox[-1])
+        return [completion_of(each, [*map(told, inbox)]) for each, inbox in zip(requests, inboxes, strict=True)]
+
+    def _check(
+        self, prompt: Prompt, params: SamplingParams | None, request_id: str | None = None, priority: int = 0
+    ) -> Request:
+        prompt_ids = self.tokenizer.encode(prompt) if isinstance(prompt, str) else as_ids(prompt)
+        name = request_id or f"request-{uuid.uuid4().hex[:12]}"
+        request = Request(name, prompt_ids, params or SamplingParams(), priority=priority)
         request.check_fits(self.loaded.config)
+        self._scheduler.check_fits(request)
         return request
 
     def _follow(self, request: Request) -> Iterator[TokenEvent]:
         """Queue the request at the first pull. Steps taken for it may serve others; their events wait for them."""
-        self._scheduler.add(request)
-        inbox = self._inboxes[request.request_id] = deque()
-        try:
+        with self._queued([request]) as (inbox,):
             while inbox or request.finish_reason is None:
-                if not inbox:
-                    self.step()
+                if inbox:
+                    yield told(inbox.pop(0))
                 else:
-                    yield inbox.popleft()
-        finally:
-            del self._inboxes[request.request_id]
-            if request.finish_reason is None:
-                self.abort(request.request_id)
+                    self._step()
 
-    def _deliver(self, event: TokenEvent) -> None:
-        if event.request_id in self._inboxes:
-            self._inboxes[event.request_id].append(event)
-        if event.finish_reason is not None:
-            del self._runs[event.request_id]
-
-    def _run_of(self, request: Request) -> _Run:
-        """What the request owns, made when it is first scheduled: a waiting request holds no memory."""
-        if request.request_id not in self._runs:
-            self._runs[request.request_id] = _Run(
-                request=request,
-                cache=self._make_cache(request.num_prompt_tokens + request.params.max_new_tokens),
-                sampler=Sampler(request.params, self.loaded.device),
-                text=TextStream(self.tokenizer),
-                stop=StopStrings(request.params.stop),
-            )
-        return self._runs[request.request_id]
-
-    def _make_cache(self, num_tokens: int) -> KVCache:
-        if self.cache == "none":
-            return NoCache()
-        if self.cache == "growing":
-            return GrowingCache(self.loaded.config.num_layers)
-        return ContiguousCache(self.loaded.config, num_tokens, self.loaded.dtype, self.loaded.device)
-
-    def _advance_or_abort(self, request: Request) -> TokenEvent:
-        """A request that cannot go on leaves, so that it does not stand in the way of all others for ever."""
+    @contextlib.contextmanager
+    def _queued(self, requests: Sequence[Request]) -> Iterator[list[list[TokenEvent | BaseException]]]:
+        """Add requests, gather what is told of each; whoever has not finished in the end is aborted."""
+        for request in requests:
+            self._scheduler.add(request)
+            self._inboxes[request.request_id] = []
         try:
-            return self._advance(self._run_of(request))
-        except BaseException:
+            yield [self._inboxes[request.request_id] for request in requests]
+        finally:
+            for request in requests:
+                del self._inboxes[request.request_id]
+                if request.finish_reason is None:
+                    self.abort(request.request_id)
+
+    def _forward(self, scheduled: Sequence[Scheduled]) -> torch.Tensor:
+        """Logits [sampling requests, vocab], in the order of scheduling; what ran is stored then."""
+        batch = self._memory.batch(scheduled)
+        hidden = self._model(batch.token_ids, batch.positions, batch.kv)
+        return self._model.compute_logits(hidden[batch.last_rows]) if batch.last_rows else hidden[:0]
+
+    def _abort_all(self, scheduled: Sequence[Scheduled], error: BaseException) -> None:
+        """A step that cannot run would stand in the way of all others for ever."""
+        for each in scheduled:
+            if each.request.finish_reason is None:
+                self.abort(each.request.request_id)
+                self._inboxes.get(each.request.request_id, []).append(error)
+
+    def _fail(self, request: Request, error: Exception) -> None:
+        """It leaves; who reads its stream is told, or who steps next."""
+        if request.finish_reason is None:
             self.abort(request.request_id)
-            raise
+        if request.request_id in self._inboxes:
+            self._inboxes[request.request_id].append(error)
+        else:
+            error.add_note(f"request {request.request_id!r} has left")
+            self._errors.append(error)
 
-    def _advance(self, run: _Run) -> TokenEvent:
-        """Run what is not cached yet, sample from the last position, and tell what came of it."""
-        token_ids, num_cached = run.request.token_ids, run.cache.num_cached
-        num_prefilled = len(token_ids) - num_cached
-        token_id = run.sampler.sample(self._forward(token_ids[num_cached:], run.cache), token_ids)
-        text = self._commit(run, token_id)
-        return TokenEvent(
-            request_id=run.request.request_id,
-            index=run.request.num_output_tokens - 1,
-            token_id=token_id,
-            text=text,
-            num_prefilled=num_prefilled,
-            num_cached=num_cached,
-            finish_reason=run.request.finish_reason,
-        )
+    def _drop(self, request_id: str) -> None:
+        self._memory.release(request_id)
+        self._answers.pop(request_id, None)
 
-    def _forward(self, new_ids: Sequence[int], cache: KVCache) -> torch.Tensor:
-        """Logits [vocab] of the last of the new positions; the cache then holds all of them."""
-        device, start = self.loaded.device, cache.num_cached
-        positions = torch.arange(start, start + len(new_ids), device=device)
-        hidden = self._model(torch.tensor(new_ids, device=device), positions, cache)
-        cache.advance(len(new_ids))
-        return self._model.compute_logits(hidden[-1:])[0]
+    def _sample(self, scheduled: Sequence[Scheduled], logits: torch.Tensor) -> list[TokenEvent]:
+        """A token for each request whose last position ran; a request without one leaves."""
+        sampling = [each for each in scheduled if each.samples]
+        if not sampling:
+            return []
+        answers = [self._answer_of(each.request) for each in sampling]
+        tokens = sample_rows(logits, [(answer.sampler, answer.request.token_ids) for answer in answers])
+        events: list[TokenEvent] = []
+        for each, answer, token in zip(sampling, answers, tokens, strict=True):
+            try:
+                events.append(self._push(each, answer, token))
+            except Exception as error:
+                self._fail(each.request, error)
+        return events
 
-    def _commit(self, run: _Run, token_id: int) -> str:
-        """Append the token, decide whether the request ends with it, and return the text that is now certain."""
-        request = run.request
-        request.append(token_id, self._eos_token_ids)
-        text = run.stop.push(run.text.push(token_id))
-        if request.finish_reason is not None:
-            text += run.stop.push(run.text.flush())
-        if run.stop.was_hit:
-            request.finish_reason = FinishReason.STOP
-        return text + run.stop.flush() if request.finish_reason is not None else text
+    def _answer_of(self, request: Request) -> Answer:
+        if request.request_id not in self._answers:
+            self._answers[request.request_id] = Answer(request, self.tokenizer, self.loaded.device)
+        return self._answers[request.request_id]
 
-
-def _as_ids(prompt: Sequence[int]) -> list[int]:
-    """Token ids as plain integers, from a list, an array or a tensor. Raises RequestError for anything else."""
-    try:
-        return [operator.index(token_id) for token_id in prompt]
-    except TypeError:
-        raise RequestError(f"a prompt is a text or a sequence of token ids, not {str(prompt)[:60]!r}") from None
-
-
-def _as_list(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:
-    """A text or a flat sequence of ids is one prompt; any other sequence is a list of them."""
-    if isinstance(prompts, Mapping | Set) or not isinstance(prompts, Iterable):
-        raise RequestError(f"prompts are a text, token ids or a list of these, not {str(prompts)[:60]!r}")
-    if isinstance(prompts, str):
-        return [prompts]
-    items = list(prompts)
-    is_one = bool(items) and all(hasattr(item, "__index__") and not getattr(item, "ndim", 0) for item in items)
-    return [items] if is_one else items  # type: ignore[list-item, return-value]
-
-
-def _complete(events: Sequence[TokenEvent], num_prompt_tokens: int) -> Completion:
-    last = events[-1]
-    assert last.finish_reason is not None
-    return Completion(
-        request_id=last.request_id,
-        text="".join(event.text for event in events),
-        token_ids=tuple(event.token_id for event in events),
-        num_prompt_tokens=num_prompt_tokens,
-        finish_reason=last.finish_reason,
-    )
+    def _push(self, scheduled: Scheduled, answer: Answer, token: int | Exception) -> TokenEvent:
+        if isinstance(token, Exception):
+            raise token
+        ran = self._memory.positions_of(scheduled)
+        num_cached = min(ran.start, scheduled.num_before)
+        return answer.push(token, self._eos_token_ids, num_prefilled=ran.stop - num_cached, num_cached=num_cached)

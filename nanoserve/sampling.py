@@ -1,7 +1,7 @@
 """From one row of logits to one token id.
 
 Knows the usual filters, in transformers' order and with transformers' rounding, so that the same tokens stay possible.
-Refuses to know requests, text and models.
+Refuses to know requests, text and models. Rows that only want the likeliest token are looked at together.
 """
 
 import math
@@ -26,6 +26,11 @@ class Sampler:
         else:
             self._generator.manual_seed(params.seed)
 
+    @property
+    def wants_likeliest(self) -> bool:
+        """Whether it draws nothing and changes nothing: the largest logit is the token."""
+        return self._params.temperature == 0 and self._params.repetition_penalty == 1
+
     def sample(self, logits: torch.Tensor, token_ids: Sequence[int]) -> int:
         """Pick the next token from logits [vocab], given all ids so far (prompt included); logits stay unchanged.
 
@@ -33,11 +38,31 @@ class Sampler:
         """
         logits = filter_logits(logits.float(), token_ids, self._params)
         best, likeliest = logits.max(dim=-1)
-        if not math.isfinite(best):
-            raise ModelError(f"the largest logit is {float(best)}: broken weights, or too small a dtype (try float32)")
+        _check_is_number(float(best))
         if self._params.temperature == 0:
             return int(likeliest)
         return int(torch.multinomial(logits.softmax(dim=-1), 1, generator=self._generator))
+
+
+def sample_rows(logits: torch.Tensor, rows: Sequence[tuple[Sampler, Sequence[int]]]) -> list[int | ModelError]:
+    """A token for each row of logits [rows, vocab], given each request's sampler and its ids so far.
+
+    Where a row has none, the error stands in its place: what one request cannot do is no fault of the others.
+    """
+    best, likeliest = (each.tolist() for each in logits.max(dim=-1))
+    found: list[int | ModelError] = []
+    for row, (sampler, token_ids) in enumerate(rows):
+        try:
+            _check_is_number(best[row])
+            found.append(likeliest[row] if sampler.wants_likeliest else sampler.sample(logits[row], token_ids))
+        except ModelError as error:
+            found.append(error)
+    return found
+
+
+def _check_is_number(best: float) -> None:
+    if not math.isfinite(best):
+        raise ModelError(f"the largest logit is {best}: broken weights, or too small a dtype (try float32)")
 
 
 def filter_logits(logits: torch.Tensor, token_ids: Sequence[int], params: SamplingParams) -> torch.Tensor:

@@ -1,10 +1,16 @@
 """The smallest things that a test of the engine can run on."""
 
 import gc
+import os
 
 import pytest
 import torch
 from hypothesis import settings
+
+if not torch.cuda.is_available():
+    # triton decides when it is first imported, which transformers does as well
+    os.environ.setdefault("TRITON_INTERPRET", "1")
+
 
 from nanoserve.cache.kv import KVCache
 from nanoserve.catalog import SHAPES
@@ -20,6 +26,8 @@ settings.load_profile("no clock")
 def _set_aside():
     """What others left is nothing to collect: measuring code collects before each case, and tests do so often."""
     gc.freeze()
+    yield
+    gc.unfreeze()  # or extension modules complain, when the process ends, of what nobody collected
 
 
 class ScriptedModel:

@@ -19,13 +19,14 @@ from safetensors.torch import save_file
 from tokenizers import Tokenizer, models
 
 import nanoserve
-from nanoserve import catalog, cli
+from nanoserve import catalog, cli, memory, weights
+from nanoserve.cache.sizing import plan_pool
 from nanoserve.config import EngineConfig, SamplingParams
 from nanoserve.errors import FetchError
 from nanoserve.hf_config import to_hf_config
 
 COMMAND = shutil.which("nanoserve", path=str(Path(sys.executable).parent)) or "nanoserve"
-COMMANDS = ("generate", "chat", "models")
+COMMANDS = ("generate", "chat", "models", "memory")
 # Threads that wait for each other are slow where cores are shared with other tests; one is enough here.
 ENVIRONMENT = {**os.environ, "OMP_NUM_THREADS": "1"}
 ENDLESS = ("generate", "x", "--model", "tiny", "--max-new-tokens", "1000", "--ignore-eos", "--cache", "none")
@@ -106,6 +107,14 @@ def folder(tmp_path, tiny_config):
     (tmp_path / "config.json").write_text(json.dumps(to_hf_config(tiny_config)))
     Tokenizer(models.WordLevel({"a": 0}, unk_token="a")).save(str(tmp_path / "tokenizer.json"))
     return tmp_path
+
+
+@pytest.fixture
+def machine(monkeypatch, folder):
+    """A machine with 64 GiB free, whose default model has the shape of `tiny`; nobody may load weights on it."""
+    monkeypatch.setattr(memory, "free_bytes", lambda device: 64 * 1024**3)
+    monkeypatch.setattr(catalog, "fetch_smollm2", lambda say: folder)
+    monkeypatch.setattr(weights, "_fill", lambda *_: pytest.fail("weights were loaded"))
 
 
 def cut(path):
@@ -189,7 +198,7 @@ def test_a_mistake_is_told_in_one_line_with_status_2():
 
 
 @pytest.mark.parametrize("arguments", [(), *((command,) for command in COMMANDS)])
-def test_help_teaches_with_examples_that_work(main, engine, type_in, arguments):
+def test_help_teaches_with_examples_that_work(main, engine, machine, type_in, arguments):
     status, help_text, _ = main(*arguments, "--help")
     assert status == 0
     examples = re.findall(r"^ {4,}(?:.*\| )?(nanoserve .*)$", help_text, re.MULTILINE)
@@ -212,6 +221,28 @@ def test_models_lists_every_name(main):
     status, out, _ = main("models")
     assert status == 0
     assert [line.split()[0] for line in out.splitlines()] == [*catalog.TRAINED, *catalog.SHAPES]
+
+
+def plan(config, **options):
+    defaults = {"bytes_per_number": 4, "block_size": 16, "max_running": 32, "kv_memory": "auto"}
+    options["max_step_tokens"] = max(2048, options.get("max_running", 32))
+    dtype = torch.float32 if options.get("bytes_per_number", 4) == 4 else torch.bfloat16
+    return plan_pool(
+        config, free_bytes=64 * 1024**3, device_kind="cpu", weights_bytes=memory.weights_bytes(config, dtype),
+        **(defaults | options),
+    )  # fmt: skip
+
+
+def test_memory_shows_the_plan_for_a_model_without_its_weights(main, machine, tiny_config):
+    assert main("memory", "--device", "cpu") == (0, f"{plan(tiny_config)}\n", "")
+    many = {"max_running": 20_000_000, "max_step_tokens": 20_000_000}  # a position each
+    assert main("memory", "--device", "cpu", "--max-running", "20000000") == (0, f"{plan(tiny_config, **many)}\n", "")
+    options = {"bytes_per_number": 2, "block_size": 32, "max_running": 4096, "kv_memory": "25%"}
+    status, out, errors = main(
+        *("memory", "--model", "llama-3.2-1b", "--device", "cpu", "--dtype", "bfloat16", "--kv-memory", "25%"),
+        *("--block-size", "32", "--max-running", "4096"),
+    )
+    assert (status, out, errors) == (0, f"{plan(catalog.SHAPES['llama-3.2-1b'], **options)}\n", "")
 
 
 # what reaches the engine, and what comes back
@@ -326,6 +357,28 @@ def test_a_bad_value_is_refused_before_a_model_is_loaded(refused, monkeypatch, a
 
     monkeypatch.setattr(nanoserve.Engine, "load", load)
     refused("generate", *shlex.split(arguments), words=words)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        ("--kv-memory 0", ["kv_memory must be auto, bytes (800000000)", "'0'"]),
+        ("--kv-memory 101%", ["kv_memory must be auto", "'101%'"]),
+        ("--block-size 0", ["block_size must be", "0"]),
+        ("--max-running 0", ["max_running must be at least 1", "0"]),
+        ("--dtype int3", ["'int3'", "auto, float32, bfloat16, float16"]),
+        ("--device tpu", ["unknown device 'tpu'", "choose one of: auto, cpu"]),
+    ],
+)
+def test_memory_refuses_a_bad_value_before_a_model_is_sought(refused, monkeypatch, arguments, words):
+    monkeypatch.setattr(catalog, "resolve", lambda name: pytest.fail("a model was sought"))
+    refused("memory", *shlex.split(arguments), words=words)
+
+
+def test_memory_refuses_what_this_machine_does_not_have(refused, machine):
+    refused("memory", "--kv-memory", "64GiB", words=["'64GiB'", "68,719,476,736 bytes (64.00 GiB)", "weights"])
+    refused("memory", "--kv-memory", "1kB", words=["'1kB'", "one block of 16 tokens"])
+    refused("memory", "--model", "gpt9", words=["unknown model 'gpt9'", *catalog.SHAPES])
 
 
 @pytest.mark.parametrize("device", ["tpu", "cuda:99", ""])

@@ -4,6 +4,7 @@ import pytest
 import torch
 
 from nanoserve import Engine, SamplingParams
+from nanoserve.config import CACHES
 from nanoserve.errors import ConfigError, ModelError, RequestError
 from nanoserve.request import FinishReason
 
@@ -30,7 +31,12 @@ def test_streamed_equals_collected(scripted):
 
 @pytest.mark.parametrize(
     ("cache", "positions"),
-    [("contiguous", [0, 1, 2, 3, 4]), ("growing", [0, 1, 2, 3, 4]), ("none", [0, 1, 2, 0, 1, 2, 3, 0, 1, 2, 3, 4])],
+    [
+        ("paged", [0, 1, 2, 3, 4]),
+        ("contiguous", [0, 1, 2, 3, 4]),
+        ("growing", [0, 1, 2, 3, 4]),
+        ("none", [0, 1, 2, 0, 1, 2, 3, 0, 1, 2, 3, 4]),
+    ],
 )
 def test_a_cache_saves_positions(scripted, cache, positions):
     loaded = scripted(list(b"abc"))
@@ -94,7 +100,7 @@ def test_leaving_a_stream_frees_its_request(scripted):
     for _ in engine.stream(PROMPT, params()):
         break
     assert not engine.has_work
-    assert not engine._runs
+    assert not engine._answers
     assert not engine._inboxes
 
 
@@ -118,8 +124,8 @@ def test_requests_can_be_added_stepped_and_aborted_by_hand(scripted):
     engine = Engine(scripted(list(b"abcd")))
     first = engine.add_request(PROMPT, params(max_new_tokens=1), request_id="first")
     engine.add_request(PROMPT, params(), request_id="second")
-    (event,) = engine.step()
-    assert (event.request_id, event.finish_reason) == (first, FinishReason.LENGTH)
+    told = [(event.request_id, event.finish_reason) for event in engine.step()]
+    assert told == [(first, FinishReason.LENGTH), ("second", None)]
     engine.abort("second")
     assert not engine.has_work
     assert engine.step() == []
@@ -171,17 +177,17 @@ def test_ids_in_use_and_unknown_ids_are_refused(scripted):
 def test_unknown_options_and_caches_are_refused(scripted):
     with pytest.raises(ConfigError, match=r"unknown EngineConfig option 'chache'; choose one of: model, device"):
         Engine.load("tiny", chache="none")
-    with pytest.raises(ConfigError, match="unknown cache 'ring'; choose one of: contiguous, growing, none"):
+    with pytest.raises(ConfigError, match="unknown cache 'ring'; choose one of: paged, contiguous, growing, none"):
         Engine(scripted([97]), cache="ring")
 
 
 def test_caches_agree_on_a_real_model(tiny):
     outputs = {
         cache: Engine(tiny, cache=cache).generate([(1, 2, 3), (9,) * 40], SamplingParams(max_new_tokens=32))
-        for cache in ("none", "contiguous", "growing")
+        for cache in CACHES
     }
     tokens = {cache: [completion.token_ids for completion in of_cache] for cache, of_cache in outputs.items()}
-    assert tokens["none"] == tokens["contiguous"] == tokens["growing"]
+    assert tokens["none"] == tokens["contiguous"] == tokens["growing"] == tokens["paged"]
 
 
 def test_one_seed_gives_one_output_streamed_or_collected(tiny):

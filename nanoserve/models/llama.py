@@ -13,14 +13,14 @@ import torch.nn.functional as F
 from torch import nn
 
 from nanoserve.attention import attend
-from nanoserve.cache.kv import KVCache
+from nanoserve.cache.kv import KVStep
 from nanoserve.config import ModelConfig, RopeScaling
 
 Rope = tuple[torch.Tensor, torch.Tensor]
 
 
 class Llama(nn.Module):
-    """A decoder over a flat list of token ids of one request; nothing here has a batch dimension."""
+    """A decoder over a flat list of token ids, of one request or of many; nothing here has a batch dimension."""
 
     def __init__(self, config: ModelConfig) -> None:
         super().__init__()
@@ -28,7 +28,7 @@ class Llama(nn.Module):
         self.model = Decoder(config)
         self.lm_head = None if config.tie_embeddings else _linear(config.hidden_size, config.vocab_size)
 
-    def forward(self, token_ids: torch.Tensor, positions: torch.Tensor, cache: KVCache) -> torch.Tensor:
+    def forward(self, token_ids: torch.Tensor, positions: torch.Tensor, cache: KVStep) -> torch.Tensor:
         """Token ids [new] at positions [new] -> hidden states [new, hidden]; the cache is extended, not advanced."""
         hidden: torch.Tensor = self.model(token_ids, positions, cache)
         return hidden
@@ -52,7 +52,7 @@ class Decoder(nn.Module):
         self.layers = nn.ModuleList(DecoderLayer(config, layer) for layer in range(config.num_layers))
         self.norm = nn.RMSNorm(config.hidden_size, eps=config.norm_eps)
 
-    def forward(self, token_ids: torch.Tensor, positions: torch.Tensor, cache: KVCache) -> torch.Tensor:
+    def forward(self, token_ids: torch.Tensor, positions: torch.Tensor, cache: KVStep) -> torch.Tensor:
         hidden: torch.Tensor = self.embed_tokens(token_ids)
         rope = rope_tables(self.config, positions, hidden.dtype)
         for layer in self.layers:
@@ -70,7 +70,7 @@ class DecoderLayer(nn.Module):
         self.post_attention_layernorm = nn.RMSNorm(config.hidden_size, eps=config.norm_eps)
         self.mlp = MLP(config)
 
-    def forward(self, hidden: torch.Tensor, rope: Rope, cache: KVCache) -> torch.Tensor:
+    def forward(self, hidden: torch.Tensor, rope: Rope, cache: KVStep) -> torch.Tensor:
         hidden = hidden + self.self_attn(self.input_layernorm(hidden), rope, cache)
         return hidden + self.mlp(self.post_attention_layernorm(hidden))  # type: ignore[no-any-return]
 
@@ -87,7 +87,7 @@ class SelfAttention(nn.Module):
         self.v_proj = _linear(config.hidden_size, config.num_kv_heads * config.head_dim)
         self.o_proj = _linear(config.num_heads * config.head_dim, config.hidden_size)
 
-    def forward(self, hidden: torch.Tensor, rope: Rope, cache: KVCache) -> torch.Tensor:
+    def forward(self, hidden: torch.Tensor, rope: Rope, cache: KVStep) -> torch.Tensor:
         num_new = hidden.shape[0]
         queries = rotate(self.q_proj(hidden).view(num_new, -1, self.head_dim), rope)
         keys = rotate(self.k_proj(hidden).view(num_new, -1, self.head_dim), rope)

@@ -1,0 +1,136 @@
+"""From what the scheduler decided to what the model runs: token ids, positions, rows, and where keys and values go.
+
+Knows the memory of an engine's requests: one pool for all, or a cache for each. Refuses to know the policy, sampling
+and text.
+"""
+
+import dataclasses
+from collections.abc import Callable, Sequence
+
+import torch
+
+from nanoserve.cache.contiguous import ContiguousCache
+from nanoserve.cache.growing import GrowingCache
+from nanoserve.cache.kv import KVCache, KVStep, NoCache, Together
+from nanoserve.cache.paged import PagedPart, PagedPool, PagedStep, in_reading_order
+from nanoserve.config import SchedulerConfig
+from nanoserve.request import Request
+from nanoserve.scheduler import Scheduled
+from nanoserve.weights import LoadedModel
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Batch:
+    """One forward. `last_rows` are the rows that a token comes of, in the order in which requests were scheduled."""
+
+    token_ids: torch.Tensor
+    positions: torch.Tensor
+    kv: KVStep
+    last_rows: list[int]
+
+
+class PooledMemory:
+    """Keys and values of all requests in one pool; the scheduler's block tables say where."""
+
+    def __init__(self, pool: PagedPool, in_place: str | None) -> None:
+        self.pool, self._in_place = pool, in_place
+
+    @property
+    def num_bytes(self) -> int:
+        """The whole pool, used or not."""
+        return self.pool.num_bytes
+
+    def batch(self, scheduled: Sequence[Scheduled]) -> Batch:
+        """Requests in reading order; blocks that have to be copied are copied here."""
+        ordered = sorted(zip(map(_paged_part, scheduled), scheduled, strict=True), key=lambda p: in_reading_order(p[0]))
+        for each in scheduled:
+            if each.copied is not None:
+                self.pool.copy_block(*each.copied)
+        kv = PagedStep(self.pool, [part for part, _ in ordered], in_place=self._in_place)
+        rows = [(each, self.positions_of(each)) for _, each in ordered]
+        return _batch(rows, scheduled, kv, self.pool.device)
+
+    def positions_of(self, scheduled: Scheduled) -> range:
+        """The positions that a step runs of a request."""
+        return range(scheduled.num_computed, scheduled.num_computed + scheduled.num_new)
+
+    def release(self, request_id: str) -> None:
+        """Nothing to free: blocks are the scheduler's."""
+
+
+class SeparateMemory:
+    """A cache for each running request, made when it is first scheduled: a waiting request holds no memory."""
+
+    def __init__(self, make: Callable[[Request], KVCache], device: torch.device, *, stores: bool = True) -> None:
+        """Without `stores`, every forward runs all positions, whatever is computed already."""
+        self._make, self._device, self._stores = make, device, stores
+        self._caches: dict[str, KVCache] = {}
+
+    @property
+    def num_bytes(self) -> int:
+        """Of all running requests, positions that are reserved and not yet stored included."""
+        return sum(cache.num_bytes for cache in self._caches.values())
+
+    def batch(self, scheduled: Sequence[Scheduled]) -> Batch:
+        rows = [(each, self.positions_of(each)) for each in scheduled]
+        parts = []
+        for each, ran in rows:
+            cache = self._cache_of(each.request)
+            cache.num_cached = ran.start
+            parts.append((cache, len(ran)))
+        return _batch(rows, scheduled, Together(parts), self._device)
+
+    def positions_of(self, scheduled: Scheduled) -> range:
+        """The positions that a step runs of a request: where nothing is stored, all of them."""
+        return range(scheduled.num_computed if self._stores else 0, scheduled.num_computed + scheduled.num_new)
+
+    def release(self, request_id: str) -> None:
+        self._caches.pop(request_id, None)
+
+    def _cache_of(self, request: Request) -> KVCache:
+        if request.request_id not in self._caches:
+            self._caches[request.request_id] = self._make(request)
+        return self._caches[request.request_id]
+
+
+def make_memory(
+    loaded: LoadedModel, cache: str, settings: SchedulerConfig, attention: str
+) -> PooledMemory | SeparateMemory:
+    """What `cache`, one of `config.CACHES`, asks for; a pool of the settings' size."""
+    shape, dtype, device = loaded.config, loaded.dtype, loaded.device
+    if cache == "paged":
+        pool = PagedPool(shape, settings.num_blocks, settings.block_size, dtype, device)
+        return PooledMemory(pool, None if attention == "sdpa" else attention)
+
+    def make(request: Request) -> KVCache:
+        if cache == "none":
+            return NoCache()
+        if cache == "growing":
+            return GrowingCache(shape.num_layers)
+        return ContiguousCache(shape, request.num_prompt_tokens + request.params.max_new_tokens, dtype, device)
+
+    return SeparateMemory(make, device, stores=cache != "none")
+
+
+def _paged_part(scheduled: Scheduled) -> PagedPart:
+    assert scheduled.table is not None, f"{scheduled.request.request_id} has no blocks"
+    return PagedPart(scheduled.table, scheduled.num_computed, scheduled.num_new)
+
+
+def _batch(
+    rows: Sequence[tuple[Scheduled, range]], scheduled: Sequence[Scheduled], kv: KVStep, device: torch.device
+) -> Batch:
+    """`rows` holds the positions that run of each request, in the order in which they stand in the batch."""
+    ids: list[int] = []
+    positions: list[int] = []
+    last_row: dict[str, int] = {}
+    for each, ran in rows:
+        ids += each.request.token_ids[ran.start : ran.stop]
+        positions += ran
+        last_row[each.request.request_id] = len(ids) - 1
+    return Batch(
+        token_ids=torch.tensor(ids, device=device),
+        positions=torch.tensor(positions, device=device),
+        kv=kv,
+        last_rows=[last_row[each.request.request_id] for each in scheduled if each.samples],
+    )
