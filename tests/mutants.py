@@ -9,7 +9,8 @@ against the file that has to see it.
 import dataclasses
 import sys
 import time
-from collections.abc import Callable
+
+from planting import MUTANTS, everywhere, mutant, of_run, of_stream
 
 from benchmarks.harness import (
     band,
@@ -17,10 +18,13 @@ from benchmarks.harness import (
     declaration,
     exact,
     gpu,
+    loop,
     machine,
-    measure,
     metrics,
+    results,
     series,
+    serving,
+    slopes,
     stats,
     timing,
     token_counts,
@@ -28,10 +32,7 @@ from benchmarks.harness import (
     verify,
     workload,
 )
-from benchmarks.harness.timing import RunTiming, Stamp
-
-MUTANTS: dict[str, tuple[str, Callable[[], None]]] = {}
-"""By name: which test file sees it, and how it is planted."""
+from benchmarks.harness.timing import Stamp
 
 
 def pytest_addoption(parser):
@@ -43,40 +44,6 @@ def pytest_configure(config):
     if name != "none":
         _, plant = MUTANTS[name]
         plant()
-
-
-def mutant(name, *, seen_by):
-    def register(plant):
-        MUTANTS[name] = (f"tests/test_harness_{seen_by}.py", plant)
-        return plant
-
-    return register
-
-
-def everywhere(function, wrong):
-    """Replace a function in every module of the instrument that has it, and in the metrics' declarations."""
-    for module in [module for name, module in sys.modules.items() if name.startswith("benchmarks.harness")]:
-        for name in [name for name, value in vars(module).items() if value is function]:
-            setattr(module, name, wrong)
-    for name, each in metrics.METRICS.items():
-        if each.over is function:
-            metrics.METRICS[name] = dataclasses.replace(each, over=wrong)
-
-
-def of_run(name, wrong):
-    """Replace a quantity of RunTiming; `wrong` gets the run and the right value."""
-    right = getattr(RunTiming, name).fget
-    setattr(RunTiming, name, property(lambda run: wrong(run, right(run))))
-
-
-def of_stream(change):
-    """Measure another stream than the one that came: `change` gets each emission."""
-    right = timing.measure_stream
-    everywhere(right, lambda stream, *args, **options: right(map(change, stream), *args, **options))
-
-
-def redeclare(name, **changes):
-    metrics.METRICS[name] = dataclasses.replace(metrics.METRICS[name], **changes)
 
 
 # One request.
@@ -208,6 +175,45 @@ def _():
     everywhere(traffic.peak_tokens_per_s, wrong)
 
 
+@mutant("a window's latencies count from sending", seen_by="serving")
+def _():
+    right = serving._Sent.as_run
+    serving._Sent.as_run = lambda self: dataclasses.replace(right(self), scheduled_ns=self.sent_ns)
+
+
+@mutant("windows are pooled as one", seen_by="windows")
+def _():
+    right = results.summarise_windows
+    everywhere(right, lambda metric, arm, windows, *limits: right(metric, arm, [sum(windows, ())], *limits))
+
+
+@mutant("requests that shared a window are as many samples", seen_by="batches")
+def _():
+    right = results.summarise_pairs
+
+    def wrong(metric, arm, pairs):
+        return right(metric, arm, [([a], [b]) for pair in pairs for a, b in zip(*pair, strict=True)])
+
+    everywhere(right, wrong)
+
+
+@mutant("steady throughput counts prefill", seen_by="traffic")
+def _():
+    everywhere(traffic.steady_tokens_per_s, traffic.mean_tokens_per_s)
+
+
+@mutant("a price is upside down", seen_by="batches")
+def _():
+    right = traffic.itl_price
+    everywhere(right, lambda dear, plain: right(plain, dear))
+
+
+@mutant("a knee is upside down", seen_by="slopes")
+def _():
+    right = slopes.batch_knee_requests
+    everywhere(right, lambda windows: (knee := right(windows)) and 1 / knee)
+
+
 # Statistics, sampling and declarations.
 
 
@@ -228,7 +234,7 @@ def _():
 
 @mutant("nothing is warmed up", seen_by="measure")
 def _():
-    measure.Measure._warm_up = lambda *_: None
+    loop.Loop._warm_up = lambda *_: None
 
 
 @mutant("the measured prompts are warmed up", seen_by="measure")

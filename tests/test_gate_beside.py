@@ -15,7 +15,7 @@ from benchmarks.harness.gate.evidence import Side
 from benchmarks.harness.gate.lockstep import Package, Share, Worker
 from benchmarks.harness.gate.reference import Reference, load_reference
 from benchmarks.harness.gate.turns import WorkerError
-from benchmarks.harness.measure import Enough
+from benchmarks.harness.loop import Enough
 
 RESULT = "say('end', status=0, output='', results=[], failed=[['b', '1', 'why']], skipped=[])\n"
 

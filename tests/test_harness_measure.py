@@ -8,7 +8,8 @@ from types import SimpleNamespace
 import pytest
 
 from benchmarks.harness.errors import InstrumentError, UndeclaredMetricError, WrongOutputError
-from benchmarks.harness.measure import Enough, Measure, Plan, WarmUp
+from benchmarks.harness.loop import Enough, Plan, WarmUp
+from benchmarks.harness.measure import Measure
 from benchmarks.harness.replay import replay, replayed_seconds
 from benchmarks.harness.timing import Emission
 from benchmarks.harness.verify import check_same_tokens, first_difference
@@ -75,7 +76,7 @@ def measure_of(
     warm_up = WarmUp(max_runs=num_warmups, max_s=max_warmup_s)
     plan = Plan(name="growth", quantities=quantities, arms=arms, num_samples=num_samples, warm_up=warm_up)
     measure = Measure(plan, ScriptedSubject(clock, **subject), clock, say, turn)
-    return measure, measure._subject, clock
+    return measure, measure._loop._subject, clock
 
 
 def named(*arms):
@@ -228,7 +229,7 @@ def test_a_stream_that_raises_in_the_middle_leaves_no_number_and_the_earlier_res
             raise RuntimeError("device lost")
 
     second, _, clock = measure_of(named("a"))
-    second._subject = Breaking(clock)
+    second._loop._subject = Breaking(clock)
     with pytest.raises(RuntimeError, match="device lost"):
         second.stream(**STREAM)
     assert (second.measurements, first.measurements) == ([], kept)
@@ -421,7 +422,8 @@ def test_an_undeclared_quantity_is_refused():
     measure, _, _ = measure_of(named("a", "b"), quantities=("ttft_s", "e2e_s"))
     measure.stream(**STREAM)
     with pytest.raises(
-        UndeclaredMetricError, match="declares nothing that compares arms, such as 'speedup'; it declares ttft_s, e2e_s"
+        UndeclaredMetricError,
+        match="declares nothing that compares arms in this way, such as 'speedup'; it declares ttft_s, e2e_s",
     ):
         measure.compare(slow="a", fast="b")
 
@@ -456,7 +458,7 @@ def test_an_arm_that_was_not_streamed_cannot_be_compared(streamed, known):
 def test_a_second_shape_in_one_test_would_overwrite_the_first():
     measure, _, _ = measure_of(named("a"))
     measure.stream(**STREAM)
-    with pytest.raises(InstrumentError, match="streamed already"):
+    with pytest.raises(InstrumentError, match="run already"):
         measure.stream(**STREAM)
 
 
@@ -530,7 +532,7 @@ def test_every_arm_has_to_do_the_work(arm):
 
 def test_every_run_is_held_to_the_invariants(monkeypatch):
     held = []
-    monkeypatch.setattr("benchmarks.harness.measure.check_run", held.append)
+    monkeypatch.setattr("benchmarks.harness.loop.check_run", held.append)
     measure, *_ = measure_of(named("a", "b"), num_samples=2, num_warmups=1)
     measure.stream(**STREAM)
     assert len(held) == 2 * (1 + 2)
@@ -549,7 +551,7 @@ def test_warming_up_waits_for_the_slowest_arm_to_settle():
             return 5 if self.is_steady else ScriptedSubject.slowness.fget(self)
 
     measure, _, clock = measure_of(named("steady", "other"), num_warmups=10, num_samples=6)
-    measure._subject = Mixed(clock, speeds=[50, 20, 5, 5, 5])
+    measure._loop._subject = Mixed(clock, speeds=[50, 20, 5, 5, 5])
     measure.stream(**STREAM)
     assert measure.details["warm_up"] == {"num_runs": 4, "is_settled": True}
 

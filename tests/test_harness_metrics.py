@@ -31,7 +31,7 @@ def test_a_declaration_says_everything(each):
     assert each.name.endswith("_bytes") == (each.unit == "bytes")
     assert 0 < each.q < 1
     kinds = (each.name in STREAM_METRICS, each.name in TRAFFIC_METRICS, each.compares_arms, each.is_exact)
-    others = (each.along is not None, each.weighting == "ceiling")
+    others = (each.along is not None or each.across is not None, each.weighting == "ceiling")
     assert sum((*kinds, *others)) == 1, (kinds, others)
     assert each.weighting in ("gap", "request", "token", "pair", "sweep", "window", "ceiling", "count")
 

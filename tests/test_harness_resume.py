@@ -100,6 +100,7 @@ def project(tmp_path):
 OPTIONS = ("benchmarks", "--benchmark-only", "--model", "tiny", "--samples", "2", "--benchmark-json=out.json")
 
 
+@pytest.mark.slow
 def test_an_interrupted_session_goes_on_where_it_was(project):
     journal = project / ".benchmarks" / "unfinished.jsonl"
     broken = Session(project, *OPTIONS, BREAK_AT="5")
@@ -125,6 +126,7 @@ def test_an_interrupted_session_goes_on_where_it_was(project):
     assert not journal.exists()
 
 
+@pytest.mark.slow
 def test_a_session_that_ends_leaves_no_journal_and_resuming_it_is_refused(project):
     assert Session(project, *OPTIONS).status == 0
     refused = Session(project, *OPTIONS, "--resume")

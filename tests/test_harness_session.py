@@ -20,7 +20,7 @@ import nanoserve
 from benchmarks.bench_kv_cache import LATENCIES, TOTALS
 from benchmarks.harness import INSTRUMENT_VERSION, fixtures
 from benchmarks.harness.archive import read_archives, read_results
-from benchmarks.harness.measure import Plan
+from benchmarks.harness.loop import Plan
 from benchmarks.harness.metrics import METRICS
 
 ROOT = Path(__file__).parents[1]
@@ -310,6 +310,7 @@ band.judge = lambda *_: band.Verdict(state="contaminated", reasons=("planted: sl
 """
 
 
+@pytest.mark.slow
 def test_what_disturbed_a_case_and_what_disturbed_its_pass_reach_the_file_and_the_terminal(project):
     (project / "disturbed.py").write_text(DISTURBED)
     chosen = ("benchmarks", "-k", "prompt_length and 16", "--model=tiny", "--samples=4", "--max-warmups=0")

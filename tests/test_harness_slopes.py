@@ -8,14 +8,20 @@ from hypothesis import strategies as st
 
 from benchmarks.harness.fits import growth
 from benchmarks.harness.slopes import (
+    batch_knee_requests,
+    batch_line,
+    batch_scaling,
     itl_growth,
     itl_line,
     itl_ratio,
     itl_ratio_growth,
     itl_ratio_slope,
     itl_slope_s,
+    read_exponent,
     robust_line,
     speedup_if_constant,
+    step_overhead_s,
+    step_per_request_s,
     ttft_coefficient,
     ttft_crossover_tokens,
     ttft_degree,
@@ -154,3 +160,63 @@ def test_growth_of_ttft_is_the_longest_over_the_shortest():
 def test_too_few_lengths_and_falling_times_have_no_crossover():
     assert ttft_coefficient(0, sample(lambda p: 1.0)[:1]) is None
     assert ttft_crossover_tokens(sample(lambda p: 1.0 - 0.001 * p)) is None
+
+
+@pytest.mark.parametrize("power", [0, 1, 2, 0.5])
+def test_the_exponent_of_reading_is_the_power_that_time_grows_by(power):
+    assert read_exponent(sample(lambda context: 0.001 * context**power)) == pytest.approx(power, abs=1e-6)
+
+
+def test_an_overhead_lowers_the_exponent_and_one_length_has_none():
+    assert 0 < read_exponent(sample(lambda context: 0.1 + 0.001 * context)) < 1
+    assert read_exponent(sample(lambda context: 1.0)[:1]) is None
+    assert read_exponent([run(1.0, prompt=8), run(2.0, prompt=8)]) is read_exponent([]) is None
+
+
+# A decode step against the number of requests in it.
+
+
+def batches(step_s, sizes=(1, 2, 4, 8, 16), *, num_tokens=5, prefill_s=0.125):
+    """A window for each size, whose every decode step takes `step_s(size)`."""
+    return [[run(prefill_s, [step_s(size)] * (num_tokens - 1)) for _ in range(size)] for size in sizes]
+
+
+def test_an_affine_step_has_its_coefficients_its_knee_and_its_scaling():
+    windows = batches(lambda size: 0.25 + 0.03125 * size)
+    line = batch_line(windows)
+    assert (line.intercept, line.slope, line.x_min, line.x_max) == pytest.approx((0.25, 0.03125, 1, 16))
+    assert (step_overhead_s(windows), step_per_request_s(windows)) == pytest.approx((0.25, 0.03125))
+    assert batch_knee_requests(windows) == pytest.approx(8)
+    assert batch_scaling(windows) == pytest.approx(16 * (0.25 + 0.03125) / (0.25 + 0.5))
+
+
+def test_at_the_knee_half_of_all_possible_throughput_is_reached():
+    def throughput(size, step_s=lambda size: 0.25 + 0.03125 * size):
+        return batch_scaling(batches(step_s, (1, size))) / step_s(1)
+
+    assert throughput(8) == pytest.approx(0.5 / 0.03125)
+
+
+def test_a_prefill_is_no_part_of_a_step():
+    for figure in (step_overhead_s, step_per_request_s, batch_knee_requests, batch_scaling):
+        short, long = (figure(batches(lambda size: 0.25 + 0.03125 * size, prefill_s=p)) for p in (0.01, 9.0))
+        assert short == pytest.approx(long)
+
+
+@pytest.mark.parametrize("step_s", [lambda size: 0.25, lambda size: 0.5 - 0.015625 * size])
+def test_a_step_that_does_not_grow_has_no_knee(step_s):
+    assert batch_knee_requests(batches(step_s)) is None
+    assert batch_scaling(batches(step_s)) == pytest.approx(16 * step_s(1) / step_s(16))
+
+
+def test_a_step_without_an_overhead_has_no_knee_and_does_not_scale():
+    windows = batches(lambda size: 0.25 * size)
+    assert batch_knee_requests(windows) is None
+    assert batch_scaling(windows) == pytest.approx(1)
+
+
+def test_windows_without_a_gap_have_no_line():
+    windows = batches(lambda size: 0.25, num_tokens=1)
+    assert batch_line(windows) is step_overhead_s(windows) is step_per_request_s(windows) is None
+    assert batch_knee_requests(windows) is batch_scaling(windows) is batch_scaling([]) is None
+    assert batch_line(batches(lambda size: 0.25, (4,))) is None

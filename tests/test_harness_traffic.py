@@ -14,15 +14,20 @@ from benchmarks.harness.results import summarise_runs
 from benchmarks.harness.timing import RunTiming, Stamp
 from benchmarks.harness.traffic import (
     Limits,
+    asked_requests_per_s,
     check_all_finished,
     duration_s,
     goodput,
     hit_rate,
+    itl_price,
+    itl_s,
     mean_tokens_per_s,
     peak_tokens_per_s,
     requests_per_s,
+    steady_tokens_per_s,
     tpot_by_token_s,
     utilisation,
+    window_speedup,
 )
 
 MS = 1_000_000
@@ -223,3 +228,63 @@ def test_tokens_of_one_moment_belong_to_the_span_that_they_end():
     """Ten requests in step: after each second ten tokens more."""
     runs = [run_at(*range(1000, 6000, 1000)) for _ in range(10)]
     assert peak_tokens_per_s(runs) == mean_tokens_per_s(runs) == pytest.approx(10.0)
+
+
+# Windows that are compared.
+
+
+def test_the_rate_that_was_asked_is_that_of_the_gaps_between_due_times():
+    """Four requests in 1.5 s have three gaps of 0.5 s; when each was sent has no part in it."""
+    runs = [run_at(9000, sent_ms=8000, scheduled_ns=at_ms * MS) for at_ms in (700, 0, 1500, 100)]
+    assert asked_requests_per_s(runs) == 2.0
+    assert asked_requests_per_s([run_at(9000, sent_ms=at_ms) for at_ms in (0, 250)]) == 4.0
+
+
+@pytest.mark.parametrize("runs", [[], [run_at(5)], [run_at(5), run_at(9)]], ids=len)
+def test_requests_without_a_gap_have_no_rate(runs):
+    assert asked_requests_per_s(runs) is None
+
+
+def test_steady_throughput_counts_from_the_last_first_token_to_the_first_last_one():
+    """From 400 ms, when the third request begins, to 800, when the first ends: 4 + 2 + 1 tokens."""
+    runs = [
+        run_at(100, 200, 300, 400, 500, 600, 700, 800),
+        run_at(200, 400, 600, 800, 1000),
+        run_at(400, 700, 1000, 1300),
+    ]
+    assert steady_tokens_per_s(runs) == 7 / 0.4
+    late = [dataclasses.replace(run, sent_ns=50 * MS, scheduled_ns=0) for run in runs]
+    assert steady_tokens_per_s(late) == 7 / 0.4
+    chunks = RunTiming(sent_ns=0, stamps=(Stamp(100 * MS, 5), Stamp(500 * MS, 5), Stamp(900 * MS, 5)))
+    assert steady_tokens_per_s([*runs, chunks]) == (7 + 5) / 0.4
+
+
+@pytest.mark.parametrize(
+    "runs",
+    [
+        [],
+        [FAILED],
+        [run_at(100)],
+        [run_at(100, 200), run_at(200, 300)],  # the second begins when the first ends
+        [run_at(100, 200), run_at(900, 950)],
+    ],
+)
+def test_requests_that_never_decode_together_have_no_steady_throughput(runs):
+    assert steady_tokens_per_s(runs) is None
+
+
+def test_the_gap_of_a_window_is_the_median_of_all_gaps():
+    runs = [run_at(0, 10, 20, 30), run_at(0, 100), run_at(0, 20, 60)]  # 10, 10, 10; 100; 20, 40
+    assert itl_s(runs) == pytest.approx(0.015)
+    assert itl_s([run_at(5), *runs]) == itl_s(runs)
+    assert itl_s([run_at(5)]) is itl_s([]) is None
+
+
+def test_a_window_against_another():
+    """The dear one takes twice the time and three times the gap."""
+    dear, plain = [run_at(170, 200), run_at(50, 80)], [run_at(90, 100), run_at(10, 20)]
+    assert window_speedup(dear, plain) == 2.0
+    assert itl_price(dear, plain) == pytest.approx(3.0)
+    assert itl_price(plain, dear) == pytest.approx(1 / 3)
+    assert window_speedup(dear, [FAILED]) is window_speedup([], plain) is None
+    assert itl_price(dear, [run_at(5)]) is itl_price([run_at(5)], plain) is None

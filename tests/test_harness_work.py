@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from benchmarks.harness.errors import InstrumentError, UndeclaredMetricError, WrongOutputError
-from benchmarks.harness.measure import Plan
+from benchmarks.harness.loop import Plan
 from benchmarks.harness.timing import Emission
 from benchmarks.harness.work import CountWork
 
@@ -46,11 +46,12 @@ class ScriptedSubject:
     def next_logits(self, token_ids):
         return [float(token) for token in range(self.vocab_size)]
 
-    def kv_bytes(self, **arm):
-        return 64 if arm.get("cached", True) else 0
+    def held(self, **arm):
+        return {"kv_bytes": 64 if arm.get("cached", True) else 0, "num_kv_blocks": None}
 
-    def num_kv_blocks(self, **arm):
-        return None
+    def count_schedule(self, prompt_tokens, new_tokens, *, rows):
+        self.scheduled = [*getattr(self, "scheduled", []), (prompt_tokens, tuple(new_tokens), rows)]
+        return {"num_steps": -(-sum(new_tokens) // rows), "num_padding": 0}
 
 
 def counting(arms, quantities=QUANTITIES):
@@ -125,4 +126,34 @@ def test_a_count_that_does_not_exist_here_is_not_zero(name):
     work = counting(BOTH, (name,))
     work.prefill(prompt_tokens=4)
     with pytest.raises(UndeclaredMetricError, match=f"not measured: {name}"):
+        work.close()
+
+
+def test_a_schedule_is_counted_for_each_arm_and_once_more_for_a_duration():
+    work = counting({"one": {"rows": 1}, "four": {"rows": 4}}, ("num_steps", "num_padding"))
+    work.schedule(prompt_tokens=5, new_tokens=[4, 3, 1])
+    work.close()
+    assert counted(work, "one") == {"num_steps": 8, "num_padding": 0}
+    assert counted(work, "four") == {"num_steps": 2, "num_padding": 0}
+    assert work._subject.scheduled == [(5, (4, 3, 1), rows) for rows in (1, 1, 4, 4)]
+    assert work.primary_durations_s() == [1e-6]
+    with pytest.raises(InstrumentError, match="counted already"):
+        work.schedule(prompt_tokens=5, new_tokens=[1])
+
+
+@pytest.mark.parametrize(
+    ("quantities", "missing"),
+    [(("num_steps", "flops"), "flops"), (("num_steps", "kv_bytes", "num_forwards"), "kv_bytes, num_forwards")],
+)
+def test_what_no_schedule_gives_is_not_zero(quantities, missing):
+    work = counting({"one": {"rows": 1}}, quantities)
+    work.schedule(prompt_tokens=5, new_tokens=[2])
+    with pytest.raises(UndeclaredMetricError, match=f"not measured: {missing}$"):
+        work.close()
+
+
+def test_a_step_has_no_schedule():
+    work = counting(BOTH, ("num_operators", "num_steps"))
+    work.decode_step(context_tokens=4)
+    with pytest.raises(UndeclaredMetricError, match=r"not measured: num_steps$"):
         work.close()

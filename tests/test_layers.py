@@ -28,7 +28,11 @@ ENGINE = {
     "config": "errors",
     "request": "errors config",
     "stopping": "",
-    "scheduler": "errors config request",
+    "cache": "",
+    "cache.blocks": "errors",
+    "cache.sizing": "errors config",
+    "scheduler": "errors config request cache.blocks",
+    "prompts": "errors",
     "hf_config": "errors config",
     # Names, files and words: no torch before it is needed.
     "fetch": "errors | filelock gguf_file",
@@ -36,19 +40,26 @@ ENGINE = {
     "tokenizer": "errors tokenizers datetime | jinja2",
     "gguf_tokenizer": "errors tokenizers",
     # The torch side.
-    "cache": "",
-    "cache.kv": "config torch",
+    "cache.kv": "torch",
     "cache.contiguous": "config cache.kv torch",
-    "cache.growing": "torch",
-    "attention": "config cache.kv torch",
+    "cache.growing": "cache.kv torch",
+    "cache.paged": "config cache.blocks cache.kv torch",
+    "paged_reference": "torch",
+    "paged_kernel": "errors torch triton",
+    "attention": "errors config cache.kv torch | paged_kernel paged_reference",
     "models": "",
     "models.*": "config attention cache.kv torch",
     "sampling": "errors config torch",
     "gguf_file": "errors config hf_config gguf_tokenizer models.* gguf numpy safetensors tokenizers torch",
     "weights": "errors config catalog hf_config models.* tokenizer safetensors torch | gguf_file",
+    "memory": "errors config cache.sizing models.* psutil torch",
+    "answer": "request sampling stopping tokenizer torch",
+    "batch": "config request scheduler cache.* weights torch",
     # Everything meets here.
-    "engine": "errors config request stopping scheduler tokenizer cache.* attention models.* sampling weights torch",
-    "cli": "errors config typer | catalog engine request time datetime",
+    "engine": (
+        "errors config request prompts scheduler tokenizer cache.* attention answer batch memory sampling weights torch"
+    ),
+    "cli": "errors config typer | cache.sizing catalog engine memory request weights time datetime",
     "": "| errors config request engine",
 }  # fmt: skip
 
@@ -60,6 +71,8 @@ INSTRUMENT = {
     "harness.traffic": "harness.errors harness.timing numpy",
     "harness.invariants": "harness.errors harness.timing harness.traffic",
     "harness.workload": "harness.errors",
+    "harness.arrivals": "harness.errors numpy datetime",
+    "harness.serving": "harness.errors harness.timing time",
     "harness.verify": "harness.errors harness.timing harness.workload",
     # Statistics on finished numbers.
     "harness.stats": "harness.errors numpy | scipy",
@@ -69,7 +82,7 @@ INSTRUMENT = {
     "harness.hinges": "harness.least_squares harness.stats numpy | scipy",
     "harness.fits": "harness.equations harness.errors harness.hinges harness.least_squares harness.stats numpy",
     # What a metric is, and what a benchmark leaves behind.
-    "harness.slopes": "harness.fits harness.timing numpy",
+    "harness.slopes": "harness.fits harness.timing harness.traffic numpy",
     "harness.declaration": "harness.errors harness.stats harness.timing harness.traffic",
     "harness.metrics": "harness.declaration harness.errors harness.slopes harness.traffic",
     "harness.results": ("harness.errors harness.metrics harness.series harness.stats harness.timing harness.traffic"),
@@ -81,7 +94,7 @@ INSTRUMENT = {
     "harness.exact": "harness.errors",
     # The machine.
     "harness.clock": "harness.timing time | torch",
-    "harness.slowed": "harness.errors harness.measure harness.timing | numpy",
+    "harness.slowed": "harness.errors harness.loop harness.serving harness.timing | numpy",
     "harness.overhead": "harness.clock harness.timing",
     "harness.gpu": "| harness.machine pynvml psutil torch",
     "harness.machine": "harness.gpu time | psutil",
@@ -93,17 +106,21 @@ INSTRUMENT = {
         "harness.results harness.timing"
     ),
     # The loop, and what it runs. The adapters are the only files that know an engine, inside functions.
+    "harness.loop": (
+        "harness.arrivals harness.errors harness.garbage harness.invariants harness.metrics harness.results "
+        "harness.series harness.serving harness.timing harness.traffic harness.verify harness.workload"
+    ),
     "harness.measure": (
-        "harness.errors harness.garbage harness.invariants harness.metrics harness.results harness.series "
-        "harness.slopes harness.timing harness.verify harness.workload"
+        "harness.arrivals harness.errors harness.loop harness.metrics harness.results harness.slopes harness.timing "
+        "harness.traffic time"
     ),
     "harness.profiles": "harness.errors",
     "harness.pace": "",
     "harness.ceilings": "harness.clock | torch",
     "harness.efficiency": "harness.metrics harness.results harness.slopes harness.timing",
-    "harness.stepwise": "harness.measure harness.timing",
+    "harness.stepwise": "harness.loop harness.serving harness.timing",
     "harness.work": (
-        "harness.counters harness.errors harness.measure harness.metrics harness.results harness.timing "
+        "harness.counters harness.errors harness.loop harness.measure harness.metrics harness.results harness.timing "
         "harness.token_counts harness.verify harness.workload"
     ),
     "harness.sources": "",
@@ -113,9 +130,10 @@ INSTRUMENT = {
     "harness.sources.llama_cost": "",
     "harness.sources.llama_twin": "| torch transformers",
     "harness.sources.nanoserve": (
-        "harness.errors harness.timing | harness.sources.huggingface harness.sources.llama_cost "
-        "harness.sources.llama_twin nanoserve nanoserve.* torch"
+        "harness.errors harness.serving harness.timing | harness.sources.huggingface harness.sources.llama_cost "
+        "harness.sources.llama_twin harness.sources.nanoserve_parts nanoserve nanoserve.* torch"
     ),
+    "harness.sources.nanoserve_parts": "harness.errors harness.timing | nanoserve nanoserve.* torch",
     # What people see.
     "harness.report": "harness.metrics harness.results numpy rich | harness.curves",
     "harness.curves": "harness.metrics harness.report harness.results numpy | matplotlib",
@@ -165,7 +183,7 @@ INSTRUMENT = {
     "harness.gate.revisions": "harness.errors",
     "harness.gate.builds": "harness.errors harness.gate.revisions harness.provenance | filelock",
     "harness.gate.census": "harness.gate.evidence harness.gate.revisions",
-    "harness.gate.turns": "harness.errors harness.measure",
+    "harness.gate.turns": "harness.errors harness.loop",
     "harness.gate.worker": "| harness.gate.session",
     "harness.gate.spin": "",
     "harness.gate.lockstep": (
@@ -209,14 +227,14 @@ INSTRUMENT = {
     # The only files that know pytest.
     "harness.gate.session": "harness.* pytest",
     "harness.gate.beside": (
-        "harness.fixtures harness.gate.evidence harness.gate.lockstep harness.gate.turns harness.measure pytest time"
+        "harness.fixtures harness.gate.evidence harness.gate.lockstep harness.gate.turns harness.loop pytest time"
     ),
     "harness.gate.anchoring": "harness.gate.* harness.metrics harness.results pytest",
     "harness.guards": "harness.errors harness.fixtures harness.provenance harness.sources.nanoserve pytest",
     "harness.suite": "harness.errors harness.fixtures harness.metrics harness.passes harness.profiles pytest",
     "harness.replay": "",
     "harness.stash": "harness.results pytest",
-    "harness.progress": "harness.files harness.measure harness.pace harness.stash pytest time",
+    "harness.progress": "harness.files harness.loop harness.pace harness.stash pytest time",
     "harness.fixtures": "harness.* pytest",
     "harness.publishing": "harness.* pytest",
     "harness.resume": "harness harness.* pytest",
@@ -235,7 +253,7 @@ INSTRUMENT = {
         "harness.unreadable nanoserve nanoserve.catalog torch packaging"
     ),
     "asv_suite": "harness.bridge",
-    "bench_*": "pytest",
+    "bench_*": "harness.arrivals harness.traffic pytest",
     "studies": "",
     "studies.cache_points": "harness.results",
     "studies.cache_claims": (
@@ -257,7 +275,8 @@ INSTRUMENT = {
 TABLE = {"nanoserve": ENGINE, "benchmarks": INSTRUMENT}
 
 WITHOUT_TORCH = (
-    "errors", "config", "request", "scheduler", "stopping", "hf_config", "catalog", "fetch", "tokenizer", "cli", ""
+    "errors", "config", "request", "cache.blocks", "cache.sizing", "scheduler", "stopping", "prompts", "hf_config",
+    "catalog", "fetch", "tokenizer", "cli", "",
 )  # fmt: skip
 
 MAY_READ_ENVIRONMENT = frozenset({"catalog.py", "server.py", "cli.py"})
@@ -519,7 +538,7 @@ def test_a_module_that_the_table_does_not_know_is_reported(copy):
 
 def test_a_planted_cycle_is_reported_as_its_path(copy):
     plant(copy, "nanoserve/errors.py", "from nanoserve.request import Request")
-    assert "nanoserve.config -> nanoserve.errors -> nanoserve.request -> nanoserve.config" in cycles(copy)
+    assert "nanoserve.request -> nanoserve.config -> nanoserve.errors -> nanoserve.request" in cycles(copy)
 
 
 @pytest.mark.parametrize(

@@ -31,7 +31,7 @@ def case(test, axis, tokens, runs):
         summarise_runs(metric(name), arm, runs[arm]) for name in ("ttft_s", "itl_p50_s", "e2e_s") for arm in runs
     ]
     if "naive" in runs:
-        pairs = list(zip(runs["naive"], runs["cached"], strict=True))
+        pairs = [((slow,), (fast,)) for slow, fast in zip(runs["naive"], runs["cached"], strict=True)]
         measured.append(summarise_pairs(metric("speedup"), "cached over naive", pairs))
     return BenchmarkResult(
         benchmark=FILE + test, case=str(tokens), params={axis: tokens}, measurements=tuple(measured),

@@ -20,6 +20,7 @@ Weighting = Literal["gap", "request", "token", "pair", "sweep", "window", "ceili
 _UNITS = {
     "s": "seconds", "x": "ratio", "share": "ratio", "bytes": "bytes", "FLOP": "FLOP", "operators": "operators",
     "launches": "launches", "breaks": "breaks", "forwards": "forwards", "tokens": "tokens", "blocks": "blocks",
+    "steps": "steps", "requests": "requests", "preemptions": "preemptions",
 }  # fmt: skip
 """Units of metrics that are no rates, and what asv calls them."""
 
@@ -30,9 +31,10 @@ class Metric:
 
     How it comes about, exactly one of: `observe` turns a run into its observations (one per run, or one per gap),
     which are pooled and summed up by their quantile `q`; `over` turns all runs into one number; `judged` does so
-    under stated limits; `paired` compares a run of a slow arm with one of a fast arm; `along` turns the runs of one
-    sample, one for each length of a sweep, and the degree of the curve through them into one number; none of them, for
-    a share of a ceiling and for a count of work (`weighting` "ceiling", "count").
+    under stated limits; `paired` compares a run of a slow arm with one of a fast arm, `between` a whole window with
+    another; `along` turns the runs of one sample, one for each length of a sweep, and the degree of the curve through
+    them into one number; `across` does so with the windows of one sample, one for each size of a batch; none of them,
+    for a share of a ceiling and for a count of work (`weighting` "ceiling", "count").
 
     `weighting` says what weighs the same: each gap, each request, each token, each pair, each sweep; "window" is one
     number for everything together. `gate` says whether a regression may fail a build; the others are reported only. A
@@ -55,12 +57,14 @@ class Metric:
     over: Callable[[Sequence[RunTiming]], float | None] | None = None
     judged: Callable[[Sequence[RunTiming], Limits], float | None] | None = None
     paired: Callable[[RunTiming, RunTiming], float | None] | None = None
+    between: Callable[[Sequence[RunTiming], Sequence[RunTiming]], float | None] | None = None
     along: Callable[[Sequence[RunTiming], int], float | None] | None = None
+    across: Callable[[Sequence[Sequence[RunTiming]]], float | None] | None = None
     coefficient: bool = False
     shown_in: str | None = None
 
     def __post_init__(self) -> None:
-        ways = (self.observe, self.over, self.judged, self.paired, self.along)
+        ways = (self.observe, self.over, self.judged, self.paired, self.between, self.along, self.across)
         num_ways = sum(way is not None for way in (*ways, self.weighting in ("ceiling", "count") or None))
         if num_ways != 1:
             raise InstrumentError(f"metric {self.name!r} has to come about in exactly one way, not in {num_ways}")
@@ -91,6 +95,15 @@ class Metric:
     def is_of_runs(self) -> bool:
         """Whether it comes about from the runs of one arm alone, one after another."""
         return self.observe is not None or self.weighting == "token"
+
+    @property
+    def ways(self) -> frozenset[str]:
+        """The methods of `measure` by which it comes about for a single arm."""
+        if self.is_of_runs:
+            return frozenset({"stream", "serve"})
+        if self.weighting == "window":
+            return frozenset({"serve"})
+        return frozenset({"sweep"} if self.along else {"batches"} if self.across else ())
 
     @property
     def has_ratio(self) -> bool:

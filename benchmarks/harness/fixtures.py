@@ -15,9 +15,11 @@ from typing import Any
 import pytest
 
 from benchmarks.harness.clock import DeviceClock
-from benchmarks.harness.measure import Measure, Plan, Say, Subject, Turn, WarmUp
+from benchmarks.harness.loop import Plan, Say, Subject, Turn, WarmUp
+from benchmarks.harness.measure import Measure
 from benchmarks.harness.progress import follow
 from benchmarks.harness.replay import replayed_seconds
+from benchmarks.harness.serving import SkippingClock
 from benchmarks.harness.slowed import Slowed
 from benchmarks.harness.sources.nanoserve import NanoserveSubject, UnusableSubjectError, choose_device
 from benchmarks.harness.stash import RESUMED
@@ -113,11 +115,12 @@ def measure(
     """The sampling loop, planned by the test's markers. Untimed, it runs every arm once and checks the output."""
     plan, say = plan_of(request.node, timed=benchmark.enabled), _progress(request, timed=benchmark.enabled)
     if not benchmark.enabled:
-        return Measure(plan, model, DeviceClock(device), say)
+        clock = SkippingClock(DeviceClock(device))
+        return Measure(plan, model, clock, say, nap=clock.nap)
     if RESUMED not in request.node.stash:
         watch.begin()
-    subject, clock = _subject(request.config, model, DeviceClock(device))
-    return Measure(plan, subject, clock, say, _turns(request.config, watch, plan, model))
+    subject, real = _subject(request.config, model, DeviceClock(device))
+    return Measure(plan, subject, real, say, _turns(request.config, watch, plan, model))
 
 
 def _subject(config: pytest.Config, model: NanoserveSubject, clock: Clock) -> tuple[Subject, Clock]:

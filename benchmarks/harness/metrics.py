@@ -9,24 +9,33 @@ from typing import Any
 from benchmarks.harness.declaration import Metric, Observations
 from benchmarks.harness.errors import UndeclaredMetricError
 from benchmarks.harness.slopes import (
+    batch_knee_requests,
+    batch_scaling,
     itl_growth,
     itl_ratio,
     itl_ratio_growth,
     itl_ratio_slope,
     itl_slope_s,
+    read_exponent,
     speedup_if_constant,
     speedup_of_totals,
+    step_overhead_s,
+    step_per_request_s,
     ttft_coefficient,
     ttft_crossover_tokens,
     ttft_growth,
 )
 from benchmarks.harness.traffic import (
+    asked_requests_per_s,
     goodput,
     hit_rate,
+    itl_price,
     mean_tokens_per_s,
     peak_tokens_per_s,
     requests_per_s,
+    steady_tokens_per_s,
     tpot_by_token_s,
+    window_speedup,
 )
 
 __all__ = ["METRICS", "STREAM_METRICS", "TRAFFIC_METRICS", "WORK_METRICS", "Metric", "metric"]
@@ -45,8 +54,8 @@ def _latency(name: str, title: str, formula: str, *, gate: bool, floor_s: float,
 
 
 def _rate(name: str, title: str, formula: str, **how: Any) -> Metric:
-    usual: dict[str, Any] = {"unit": "tokens/s", "weighting": "request", "better": "higher", "floor_relative": _FLOOR}
-    return Metric(name=name, title=title, formula=formula, gate=False, **usual | how)
+    usual: dict[str, Any] = {"unit": "tokens/s", "weighting": "request", "gate": False, "floor_relative": _FLOOR}
+    return Metric(name=name, title=title, formula=formula, better="higher", **usual | how)
 
 
 def _ratio(name: str, title: str, formula: str, **how: Any) -> Metric:
@@ -128,6 +137,15 @@ _RATES = (
         weighting="window", over=peak_tokens_per_s,
     ),
     _rate(
+        "steady_tokens_per_s", "Decode throughput",
+        "output tokens per second while all requests of a window decode: after the last first token, to the first end",
+        weighting="window", gate=True, over=steady_tokens_per_s,
+    ),
+    _rate(
+        "asked_requests_per_s", "Asked rate", "requests that were due / (last due - first due), less one",
+        weighting="window", unit="requests/s", over=asked_requests_per_s,
+    ),
+    _rate(
         "requests_per_s", "Request rate", "finished requests / (last token - first arrival)",
         weighting="window", unit="requests/s", over=requests_per_s,
     ),
@@ -156,6 +174,16 @@ _RATIOS = (
         paired=itl_ratio,
     ),
     _ratio(
+        "window_speedup", "Speedup of windows",
+        "last token - first arrival of the slow arm's window / that of the fast arm's; median over pairs of windows",
+        between=window_speedup,
+    ),
+    _ratio(
+        "itl_price", "ITL price",
+        "median ITL of one arm / that of the arm it is held against, all requests of a window; median over pairs",
+        better="lower", between=itl_price,
+    ),
+    _ratio(
         "itl_ratio_growth", "Growth of the ITL ratio", "r at the longest context / r at the shortest",
         paired=itl_ratio_growth,
     ),
@@ -169,6 +197,28 @@ _CURVES = (
     _ratio(
         "ttft_growth", "Growth of TTFT", "TTFT of the longest prompt / TTFT of the shortest; median over samples",
         weighting="sweep", better="lower", along=ttft_growth,
+    ),
+    _ratio(
+        "batch_scaling", "Scaling of decode throughput",
+        "decode throughput of the largest batch / that of the smallest; median over samples",
+        weighting="sweep", across=batch_scaling,
+    ),
+    _coefficient(
+        "batch_knee_requests", "Knee", "requests",
+        "the batch at which the part of a decode step that grows with it costs as much as the rest",
+        across=batch_knee_requests,
+    ),
+    _coefficient(
+        "step_overhead_s", "Step overhead", "s", "a of ITL = a + b B through the batches B of a sample",
+        across=step_overhead_s,
+    ),
+    _coefficient(
+        "step_per_request_s", "Step per request", "s", "b of ITL = a + b B through the batches B of a sample",
+        across=step_per_request_s,
+    ),
+    _coefficient(
+        "read_exponent", "Exponent of reading", "x",
+        "slope of log time on log context: 1 where twice the context takes twice as long", along=read_exponent,
     ),
     _coefficient(
         "itl_slope_s", "Slope of ITL", "s", "by how much ITL grows per 1,000 tokens of context; median over runs",
@@ -221,6 +271,13 @@ _COUNTS = (
     _count("num_tokens_decoded", "tokens", "positions of output tokens that were run for the first time"),
     _count("kv_bytes", "bytes", "bytes of keys and values held after the step, reserved positions included"),
     _count("num_kv_blocks", "blocks", "KV blocks that the request holds after the step"),
+    _count("kv_waste_bytes", "bytes", "bytes inside the blocks that it holds in which no position lies"),
+    _count("kv_unused_bytes", "bytes", "bytes of the pool's blocks that nobody holds after the step"),
+    _count("num_steps", "steps", "scheduler decisions that ran something, until all requests had ended"),
+    _count("num_positions", "tokens", "positions that ran in all steps together, those of padding among them"),
+    _count("num_padding", "tokens", "positions that ran for requests that had ended already"),
+    _count("num_preemptions", "preemptions", "requests that had to give their blocks back"),
+    _count("num_steps_to_first_answer", "steps", "steps until a first request was released, as a batch or alone"),
 )
 
 METRICS = {each.name: each for each in (*_LATENCIES, *_RATES, *_RATIOS, *_CURVES, *_SHARES, *_COUNTS)}

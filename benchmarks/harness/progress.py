@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from benchmarks.harness.files import write_whole
-from benchmarks.harness.measure import Say
+from benchmarks.harness.loop import Say
 from benchmarks.harness.pace import Pace
 from benchmarks.harness.stash import PUBLISHED
 

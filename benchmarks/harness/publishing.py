@@ -89,10 +89,11 @@ def _result_of(item: pytest.Function, measured: Measure | CountWork) -> Benchmar
 def _costs_of(item: pytest.Function) -> Costs:
     """What the arms of a benchmark have to read and compute; the ceilings are looked at again beside it.
 
-    Nothing beside another session: both compute meanwhile, and each would take the other's share for a ceiling.
+    Nothing beside another session: both compute meanwhile, and each would take the other's share for a ceiling. Nothing
+    of requests that shared their steps: none alone tells what these cost.
     """
     measure, subject, config = item.funcargs.get("measure"), item.funcargs["model"], item.config
-    if not isinstance(measure, Measure) or LED in config.stash:
+    if not isinstance(measure, Measure) or LED in config.stash or measure.shares_steps:
         return {}
     told: Any = subject
     config.stash.setdefault(_CEILINGS, Ceilings(str(item.funcargs["device"]), told.dtype)).look()

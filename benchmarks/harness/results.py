@@ -11,7 +11,14 @@ from typing import Any
 from benchmarks.harness.errors import InstrumentError
 from benchmarks.harness.metrics import Metric
 from benchmarks.harness.series import outliers
-from benchmarks.harness.stats import min_samples_for, paired_ratio, quantile, quantile_interval, relative_spread
+from benchmarks.harness.stats import (
+    Estimate,
+    min_samples_for,
+    paired_ratio,
+    quantile,
+    quantile_interval,
+    relative_spread,
+)
 from benchmarks.harness.timing import RunTiming
 from benchmarks.harness.traffic import Limits, check_all_finished
 
@@ -178,17 +185,65 @@ def summarise_values(metric: Metric, arm: str, values: Sequence[float]) -> Measu
     return _measurement(metric, arm, quantile(values, metric.q), values, len(values))
 
 
-def summarise_pairs(metric: Metric, arm: str, pairs: Sequence[tuple[RunTiming, RunTiming]]) -> Measurement:
-    """What compares two arms, within each pair of a run of the slow and one of the fast arm where it is defined."""
-    assert metric.paired is not None, f"{metric.name} compares no arms"
-    values = [value for slow, fast in pairs if (value := metric.paired(slow, fast)) is not None]
-    if metric.coefficient:
-        return summarise_values(metric, arm, values)
-    found = paired_ratio(values, [1.0] * len(values))
+def summarise_windows(
+    metric: Metric, arm: str, windows: Sequence[Sequence[RunTiming]], limits: Limits | None = None
+) -> Measurement:
+    """Sum up windows of requests that ran together; every window gives one sample where it is defined.
+
+    A median is that of the median window. A tail is taken over all windows together: one has too few observations.
+    """
+    runs = [run for window in windows for run in window]
+    if metric.weighting != "window":
+        check_all_finished(runs)
+    samples = [value for window in windows if (value := metric.summary(window, limits)) is not None]
+    if metric.weighting == "window":
+        return summarise_values(metric, arm, samples)
+    pooled = [value for run in runs for value in metric.observe(run)] if metric.observe else samples
+    value = quantile(samples, 0.5) if metric.q == 0.5 else metric.summary(runs)
+    return _measurement(metric, arm, value, samples, len(pooled))
+
+
+def summarise_batches(metric: Metric, arm: str, samples: Sequence[Sequence[Sequence[RunTiming]]]) -> Measurement:
+    """What tells of the windows of a sample, one for each size of a batch; a number for each sample that has one."""
+    assert metric.across is not None, f"{metric.name} tells of no sizes"
+    values = [value for windows in samples if (value := metric.across(windows)) is not None]
+    return summarise_values(metric, arm, values)
+
+
+def summarise_pairs(
+    metric: Metric, arm: str, pairs: Sequence[tuple[Sequence[RunTiming], Sequence[RunTiming]]]
+) -> Measurement:
+    """What compares two arms, within each pair of a window of the slow and one of the fast arm where it is defined.
+
+    Two windows give one sample, as their requests share their luck.
+    """
+    by_window = [_pair_values(metric, slow, fast) for slow, fast in pairs]
+    samples = [value for values in by_window if (value := _middle(metric, values)) is not None]
+    num = sum(map(len, by_window))
+    interval = quantile_interval(samples, 0.5) if metric.coefficient else _middle_ratio(samples).interval
     return Measurement(
-        metric=metric, arm=arm, value=found.value, samples=tuple(values), num_observations=len(values),
-        low=found.interval.low, high=found.interval.high,
+        metric=metric, arm=arm, value=_middle(metric, samples), samples=tuple(samples), num_observations=num,
+        low=interval.low, high=interval.high,
     )  # fmt: skip
+
+
+def _middle(metric: Metric, values: Sequence[float]) -> float | None:
+    if len(values) == 1:
+        return values[0]  # to the last bit
+    return quantile(values, 0.5) if metric.coefficient else _middle_ratio(values).value
+
+
+def _middle_ratio(ratios: Sequence[float]) -> Estimate:
+    return paired_ratio(ratios, [1.0] * len(ratios))
+
+
+def _pair_values(metric: Metric, slow: Sequence[RunTiming], fast: Sequence[RunTiming]) -> list[float]:
+    if metric.between is not None:
+        values = [metric.between(slow, fast)]
+    else:
+        assert metric.paired is not None, f"{metric.name} compares no arms"
+        values = [metric.paired(*pair) for pair in zip(slow, fast, strict=True)]
+    return [value for value in values if value is not None]
 
 
 def summarise_sweeps(metric: Metric, arm: str, samples: Sequence[Sequence[RunTiming]], degree: int) -> Measurement:

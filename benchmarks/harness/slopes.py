@@ -1,4 +1,4 @@
-"""How the cost of a token grows: lines through the event log of one run, of a pair of runs, and of runs of one sample.
+"""How the cost of a token grows: lines through the event log of a run, of a pair of runs, of all that a sample ran.
 
 Knows event logs and lines through them. Refuses to know clocks and intervals: each function here gives one number per
 run, pair or sample, and the spread of those is the business of `results.py`.
@@ -14,6 +14,7 @@ import numpy as np
 
 from benchmarks.harness.fits import is_quadratic_needed
 from benchmarks.harness.timing import RunTiming, speedup
+from benchmarks.harness.traffic import itl_s, steady_tokens_per_s
 
 PER_TOKENS = 1_000
 """Slopes are told per so many tokens of context."""
@@ -169,3 +170,50 @@ def ttft_crossover_tokens(runs: Sequence[RunTiming], degree: int = 1) -> float |
     roots = np.roots([c, b, -a] if c else [b, -a])
     real = [float(root.real) for root in roots if abs(root.imag) < 1e-12 and root.real > 0]
     return min(real, default=None)
+
+
+def read_exponent(runs: Sequence[RunTiming], degree: int = 1) -> float | None:
+    """The slope of log time on log length: 1 where twice as much takes twice as long. Least squares."""
+    points = _ttft_points(runs)
+    if len({length for length, _ in points}) < 2:
+        return None
+    xs, ys = np.log(np.array(points, float)).T
+    return float(np.polyfit(xs, ys, 1)[0])
+
+
+# Windows of one sample, one for each size of the batch.
+
+Windows = Sequence[Sequence[RunTiming]]
+
+
+def batch_line(windows: Windows) -> Line | None:
+    """ITL in seconds against the number of requests that decode together."""
+    points = [(len(window), gap) for window in windows if (gap := itl_s(window)) is not None]
+    return robust_line([size for size, _ in points], [gap for _, gap in points])
+
+
+def step_overhead_s(windows: Windows) -> float | None:
+    """What a decode step costs for no request, on the line."""
+    line = batch_line(windows)
+    return None if line is None else line.intercept
+
+
+def step_per_request_s(windows: Windows) -> float | None:
+    """What each further request adds to a decode step."""
+    line = batch_line(windows)
+    return None if line is None else line.slope
+
+
+def batch_knee_requests(windows: Windows) -> float | None:
+    """The size at which what grows costs as much as what does not, and half of all possible throughput is reached.
+
+    None where nothing grows: the knee lies beyond what was measured, if there is one.
+    """
+    line = batch_line(windows)
+    return None if line is None or line.slope <= 0 or line.intercept <= 0 else line.intercept / line.slope
+
+
+def batch_scaling(windows: Windows) -> float | None:
+    """Decode throughput of the largest batch over that of the smallest."""
+    by_size = {len(window): steady_tokens_per_s(window) for window in windows}
+    return speedup(by_size[max(by_size)], by_size[min(by_size)]) if by_size else None

@@ -6,12 +6,16 @@ would.
 """
 
 import math
+from collections import deque
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any
+from typing import Any, TypeVar
 
 from benchmarks.harness.errors import InstrumentError
-from benchmarks.harness.measure import Subject
+from benchmarks.harness.loop import Subject
+from benchmarks.harness.serving import Ask, Told, close_steps
 from benchmarks.harness.timing import Clock, Emission
+
+T = TypeVar("T")
 
 
 class Slowed:
@@ -30,12 +34,21 @@ class Slowed:
 
     def stream(self, prompt_ids: Sequence[int], num_new_tokens: int, **arm: Any) -> Iterator[Emission]:
         """Slower steps; the tokens are the subject's own."""
-        steps = self._subject.stream(prompt_ids, num_new_tokens, **arm)
-        start_ns = self._clock.now_ns()
-        for emission in steps:
-            self._lengthen(start_ns)
-            yield emission
+        return self._lengthened(self._subject.stream(prompt_ids, num_new_tokens, **arm))
+
+    def serve(self, inbox: deque[Ask], **arm: Any) -> Iterator[Told]:
+        """The same, for steps of many requests."""
+        return self._lengthened(self._subject.serve(inbox, **arm))
+
+    def _lengthened(self, steps: Iterator[T]) -> Iterator[T]:
+        try:
             start_ns = self._clock.now_ns()
+            for step in steps:
+                self._lengthen(start_ns)
+                yield step
+                start_ns = self._clock.now_ns()
+        finally:
+            close_steps(steps)
 
     def _lengthen(self, start_ns: int) -> None:
         end_ns = self._clock.now_ns()

@@ -6,11 +6,15 @@ it is.
 """
 
 import contextlib
-from collections.abc import Callable, Iterator, Sequence
-from typing import Any
+from collections import deque
+from collections.abc import Callable, Generator, Iterator, Sequence
+from typing import Any, TypeVar
 
-from benchmarks.harness.measure import Subject
+from benchmarks.harness.loop import Subject
+from benchmarks.harness.serving import Ask, Told, close_steps
 from benchmarks.harness.timing import Clock, Emission
+
+T = TypeVar("T")
 
 
 class StoppableClock:
@@ -47,15 +51,28 @@ class Stepwise:
 
     def stream(self, prompt_ids: Sequence[int], num_new_tokens: int, **arm: Any) -> Iterator[Emission]:
         """The same emissions, one step a turn."""
-        steps, emission = self._subject.stream(prompt_ids, num_new_tokens, **arm), None
-        while emission is None or emission.finish_reason is None:
-            with self._clock.stopped():
-                self._begin()
-            try:
-                emission = next(steps, None)
-                if emission is None:
-                    return
+        with contextlib.closing(self._in_turns(self._subject.stream(prompt_ids, num_new_tokens, **arm))) as steps:
+            for emission in steps:
                 yield emission
-            finally:
+                if emission.finish_reason is not None:  # or a turn would be waited for, for nothing
+                    return
+
+    def serve(self, inbox: deque[Ask], **arm: Any) -> Iterator[Told]:
+        """The same, one step of all requests a turn."""
+        return self._in_turns(self._subject.serve(inbox, **arm))
+
+    def _in_turns(self, steps: Iterator[T]) -> Generator[T, None, None]:
+        try:
+            while True:
                 with self._clock.stopped():
-                    self._end()
+                    self._begin()
+                try:
+                    step = next(steps, None)
+                    if step is None:
+                        return
+                    yield step
+                finally:
+                    with self._clock.stopped():
+                        self._end()
+        finally:
+            close_steps(steps)

@@ -191,11 +191,11 @@ def measure_stream(
         num_prompt_tokens=num_prompt_tokens,
         error=error,
         broke_off_ns=broke_off_ns,
-        **_read_log(log),
+        **read_log(log),
     )
 
 
-def _read_log(log: list[tuple[int | None, Emission]]) -> dict[str, Any]:
+def read_log(log: list[tuple[int | None, Emission]]) -> dict[str, Any]:
     """What the emissions of one run said, in their order, as fields of its RunTiming; quiet ones have no time."""
     emissions = [emission for _, emission in log]
     timed = [(at_ns, emission) for at_ns, emission in log if at_ns is not None]

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from benchmarks.harness.errors import InstrumentError, WrongOutputError
-from benchmarks.harness.timing import NS_PER_S, RunTiming
+from benchmarks.harness.timing import NS_PER_S, RunTiming, speedup
 
 Runs = Sequence[RunTiming]
 
@@ -107,6 +107,39 @@ def requests_per_s(runs: Runs) -> float | None:
     """Finished requests per second of the window."""
     window_s, num_finished = duration_s(runs), sum(run.is_finished for run in runs)
     return num_finished / window_s if window_s and num_finished else None
+
+
+def asked_requests_per_s(runs: Runs) -> float | None:
+    """The rate at which requests were due: gaps between the first and the last, over their time."""
+    due = [run.arrival_ns for run in runs]
+    span_s = (max(due) - min(due)) / NS_PER_S if due else 0.0
+    return (len(due) - 1) / span_s if span_s else None
+
+
+def steady_tokens_per_s(runs: Runs) -> float | None:
+    """Output tokens per second while every request was decoding: after the last first token, up to the first end."""
+    stamped = [run.stamps for run in runs if run.stamps]
+    if not stamped:
+        return None
+    start_ns, end_ns = max(stamps[0].at_ns for stamps in stamped), min(stamps[-1].at_ns for stamps in stamped)
+    num = sum(stamp.num_tokens for stamps in stamped for stamp in stamps if start_ns < stamp.at_ns <= end_ns)
+    return num / ((end_ns - start_ns) / NS_PER_S) if end_ns > start_ns else None
+
+
+def itl_s(runs: Runs) -> float | None:
+    """The median gap between consecutive output tokens, all requests together."""
+    gaps = [gap for run in runs for gap in run.itls_s or ()]
+    return float(np.median(gaps)) if gaps else None
+
+
+def window_speedup(slow: Runs, fast: Runs) -> float | None:
+    """How many times longer the slow window took."""
+    return speedup(duration_s(slow), duration_s(fast))
+
+
+def itl_price(dear: Runs, plain: Runs) -> float | None:
+    """The median gap of one window over that of another."""
+    return speedup(itl_s(dear), itl_s(plain))
 
 
 def mean_tokens_per_s(runs: Runs) -> float | None:

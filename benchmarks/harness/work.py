@@ -6,12 +6,14 @@ taken is for pytest-benchmark's table only.
 """
 
 import contextlib
-from collections.abc import Iterator, Sequence
+import functools
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Protocol
 
 from benchmarks.harness.counters import Work, count_work
 from benchmarks.harness.errors import InstrumentError
-from benchmarks.harness.measure import Plan, Subject, check_kept
+from benchmarks.harness.loop import Plan, Subject
+from benchmarks.harness.measure import check_kept
 from benchmarks.harness.metrics import WORK_METRICS, metric
 from benchmarks.harness.results import Flag, Measurement, exact_count
 from benchmarks.harness.timing import Clock, Emission, RunTiming, measure_call
@@ -23,12 +25,12 @@ from benchmarks.harness.workload import Workload
 class CountedSubject(Subject, Protocol):
     """A subject that also tells what its requests hold."""
 
-    def kv_bytes(self, **arm: Any) -> int | None:
-        """Bytes of keys and values that running requests hold, None where the subject cannot tell."""
+    def held(self, **arm: Any) -> Mapping[str, int | None]:
+        """What running requests hold now, by metric; None where the subject cannot tell, or has no such thing."""
         ...
 
-    def num_kv_blocks(self, **arm: Any) -> int | None:
-        """KV blocks that running requests hold, None where there are no blocks."""
+    def count_schedule(self, prompt_tokens: int, new_tokens: Sequence[int], **scheduling: Any) -> Mapping[str, int]:
+        """What comes about, by metric, when requests with these budgets come at once and the model takes no time."""
         ...
 
 
@@ -57,6 +59,14 @@ class CountWork:
         """Count the step that runs one more position after `context_tokens` of them."""
         self._count(Workload(prompt_tokens=context_tokens, new_tokens=3), num_steps_before=1)
 
+    def schedule(self, *, prompt_tokens: int, new_tokens: Sequence[int]) -> None:
+        """Count what a scheduler decides for requests with these budgets. Arms are its settings, steps the clock."""
+        self._refuse_second()
+        for arm, options in self._plan.arms.items():
+            count = functools.partial(self._subject.count_schedule, prompt_tokens, new_tokens, **options)
+            self._add(arm, count())
+            self._durations_s[arm] = measure_call(count, self._clock)
+
     def close(self) -> None:
         """Raise UndeclaredMetricError when the test counted less than it declared."""
         check_kept(self._plan.quantities, self.measurements)
@@ -66,8 +76,7 @@ class CountWork:
         return list(self._durations_s.values())[:1]
 
     def _count(self, workload: Workload, num_steps_before: int) -> None:
-        if self._durations_s:
-            raise InstrumentError("this test has counted already; make the second step a parameter of the test")
+        self._refuse_second()
         prompt = workload.prompt(self._subject.vocab_size, self._plan.name, "count")
         outputs = {}
         for arm, options in self._plan.arms.items():
@@ -80,6 +89,10 @@ class CountWork:
         ties = check_same_tokens(prompt, outputs, self._subject.next_logits, self._subject.relative_tolerance)
         self.flags += [Flag(kind="near-tie", arm="", what=tie) for tie in ties]
 
+    def _refuse_second(self) -> None:
+        if self._durations_s:
+            raise InstrumentError("this test has counted already; make the second step a parameter of the test")
+
     def _seconds_of(self, at: "_AtStep") -> float:
         """The step once more, uncounted; after counting, which imports a lot at first."""
         at.prepare()
@@ -87,11 +100,11 @@ class CountWork:
 
     def _keep(self, arm: str, work: Work, at: "_AtStep") -> None:
         counted = work.counts() | _tokens_of_last_step(at.emissions, at.num_prompt_tokens)
-        counted |= {
-            "kv_bytes": self._subject.kv_bytes(**at.options),
-            "num_kv_blocks": self._subject.num_kv_blocks(**at.options),
-        }
+        counted |= self._subject.held(**at.options)
         self.details["operators"][arm] = dict(work.operators)
+        self._add(arm, counted)
+
+    def _add(self, arm: str, counted: Mapping[str, int | None]) -> None:
         self.measurements += [exact_count(metric(name), arm, counted.get(name)) for name in self._plan.quantities]
 
 

@@ -17,7 +17,7 @@ from benchmarks.harness.fixtures import LED, Led
 from benchmarks.harness.gate.evidence import Side
 from benchmarks.harness.gate.lockstep import Share, Worker, side_of
 from benchmarks.harness.gate.turns import WorkerError, send
-from benchmarks.harness.measure import Enough
+from benchmarks.harness.loop import Enough
 
 
 class Beside:

@@ -12,7 +12,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple, Protocol
 
 from benchmarks.harness.errors import InstrumentError
-from benchmarks.harness.measure import Enough
+from benchmarks.harness.loop import Enough
 
 
 class WorkerError(InstrumentError):

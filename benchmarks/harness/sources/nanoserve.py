@@ -4,26 +4,42 @@ The only file that knows nanoserve, by public names and inside functions: what a
 and nowhere else. (`doctor.py` asks it for the folder of the model cache.)
 """
 
+import contextlib
+import dataclasses
 import functools
+import importlib
 import inspect
 import subprocess
 import sys
+from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from benchmarks.harness.errors import InstrumentError, MissingFeatureError
+from benchmarks.harness.serving import Ask, Told
 from benchmarks.harness.timing import Emission
 
 TWIN = {"engine": "transformers"}
 """The options of the arm that is no engine of ours: transformers' `generate` on the same weights."""
 
-_TOLD_BY_THE_ENGINE = ("kv_bytes", "num_kv_blocks")
+HELD = ("kv_bytes", "num_kv_blocks", "kv_waste_bytes", "kv_unused_bytes")
+"""The metrics that are the engine's own word of what its requests hold."""
 
 if TYPE_CHECKING:
     from benchmarks.harness.sources.llama_cost import LlamaCost
+    from benchmarks.harness.sources.nanoserve_parts import KVReads
     from nanoserve.engine import Engine
+    from nanoserve.request import TokenEvent
     from nanoserve.weights import LoadedModel
+
+_ENGINE_PROBE = (
+    "import inspect; from nanoserve import config; "
+    "given = inspect.signature(nanoserve.Engine).bind(None, **{options!r}).arguments; given.pop('loaded'); "
+    "scheduling = given.pop('scheduling', None); config.EngineConfig.from_options(given); "
+    "scheduling and config.SchedulerConfig.from_options(scheduling)"
+)
+"""Code that raises where an engine does not take some options; it needs no model."""
 
 
 class UnusableSubjectError(InstrumentError):
@@ -58,7 +74,7 @@ def missing_metrics() -> dict[str, MissingFeatureError]:
 
     return {
         name: MissingFeatureError(f"the engine of this commit does not tell its {name}", f"nanoserve.Engine.{name}")
-        for name in _TOLD_BY_THE_ENGINE
+        for name in HELD
         if not hasattr(Engine, name)
     }
 
@@ -81,6 +97,7 @@ class NanoserveSubject:
         self._loaded = loaded
         self._engines: dict[tuple[tuple[str, Any], ...], Engine] = {}
         self._twin: Any = None
+        self._kv_reads: KVReads | None = None
         self.name = name
         self.dtype = loaded.dtype
         self.vocab_size = loaded.config.vocab_size
@@ -104,15 +121,52 @@ class NanoserveSubject:
 
         if arm == TWIN:
             yield from self._twin_stream(prompt_ids, num_new_tokens)
-            return
-        params = SamplingParams(max_new_tokens=num_new_tokens, ignore_eos=True)
-        for event in self._engine(**arm).stream(prompt_ids, params):
-            yield Emission(
-                token_ids=(event.token_id,),
-                finish_reason=event.finish_reason,
-                num_cached=event.num_cached,
-                num_prefilled=event.num_prefilled,
-            )
+        elif "reads" in arm:
+            yield from self._reads(arm).stream(len(prompt_ids), **arm)
+        else:
+            params = SamplingParams(max_new_tokens=num_new_tokens, ignore_eos=True)
+            yield from map(_emission, self._engine(**arm).stream(prompt_ids, params))
+
+    def serve(self, inbox: deque[Ask], **arm: Any) -> Iterator[Told]:
+        """See `serving.ServingSubject`. Raises MissingFeatureError as `stream` does."""
+        from nanoserve import SamplingParams
+        from nanoserve.errors import RequestError
+
+        engine, running = self._engine(**arm), set[str]()
+        try:
+            while True:
+                while inbox:
+                    ask = inbox.popleft()
+                    params = SamplingParams(max_new_tokens=ask.new_tokens, ignore_eos=True)
+                    running.add(engine.add_request(ask.prompt_ids, params, request_id=ask.request_id))
+                events = engine.step()
+                running -= {event.request_id for event in events if event.finish_reason is not None}
+                yield [(event.request_id, _emission(event)) for event in events]
+        finally:
+            for request_id in running:
+                with contextlib.suppress(RequestError):  # a step that failed has ended its requests
+                    engine.abort(request_id)
+
+    def _reads(self, arm: Mapping[str, Any]) -> "KVReads":
+        try:
+            importlib.import_module("nanoserve.cache.paged")
+        except ImportError as error:
+            raise _without(arm, error, "import nanoserve.cache.paged") from error
+        from benchmarks.harness.sources.nanoserve_parts import KVReads
+
+        if self._kv_reads is None:
+            self._kv_reads = KVReads(self._loaded)
+        return self._kv_reads
+
+    def count_schedule(self, prompt_tokens: int, new_tokens: Sequence[int], **scheduling: Any) -> dict[str, int]:
+        """See `nanoserve_parts.count_schedule`. Raises MissingFeatureError for a scheduler that this build lacks."""
+        from benchmarks.harness.sources.nanoserve_parts import count_schedule
+
+        try:
+            return count_schedule(prompt_tokens, new_tokens, scheduling)
+        except (ImportError, TypeError) as error:
+            probe = f"from nanoserve.config import SchedulerConfig; SchedulerConfig(**{scheduling!r})"
+            raise MissingFeatureError(f"this commit has no scheduler with {scheduling!r}: {error}", probe) from error
 
     def _twin_stream(self, prompt_ids: Sequence[int], num_new_tokens: int) -> Iterator[Emission]:
         from benchmarks.harness.sources.huggingface import hf_stream
@@ -134,16 +188,17 @@ class NanoserveSubject:
             hidden = self._loaded.model(ids, positions, NoCache())
             return self._loaded.model.compute_logits(hidden[-1:])[0].tolist()
 
-    def kv_bytes(self, **arm: Any) -> int | None:
-        return getattr(self._engine(**arm), "kv_bytes", None)
+    def held(self, **arm: Any) -> dict[str, int | None]:
+        """See `work.CountedSubject`."""
+        engine = self._engine(**arm)
+        return {name: getattr(engine, name, None) for name in HELD}
 
-    def num_kv_blocks(self, **arm: Any) -> int | None:
-        return getattr(self._engine(**arm), "num_kv_blocks", None)
-
-    def cost(self, **arm: Any) -> "LlamaCost":
-        """What steps of an arm have to read and compute; see `efficiency.Cost`."""
+    def cost(self, **arm: Any) -> "LlamaCost | None":
+        """What steps of an arm have to read and compute; see `efficiency.Cost`. None where no model runs."""
         from benchmarks.harness.sources.llama_cost import LlamaCost
 
+        if "reads" in arm or arm.get("model") == "none":
+            return None
         return LlamaCost(self._loaded.config, self._loaded.dtype.itemsize, keeps_kv=arm.get("cache") != "none")
 
     def describe(self) -> dict[str, Any]:
@@ -167,10 +222,25 @@ class NanoserveSubject:
         return self._engines[key]
 
 
+def _emission(event: "TokenEvent") -> Emission:
+    return Emission(
+        token_ids=(event.token_id,),
+        finish_reason=event.finish_reason,
+        num_cached=event.num_cached,
+        num_prefilled=event.num_prefilled,
+    )
+
+
 def _make_engine(loaded: "LoadedModel", arm: Mapping[str, Any]) -> "Engine":
+    """An engine with the options of an arm; `model="none"` leaves nothing of the model but its shape."""
     from nanoserve import Engine
     from nanoserve.errors import ConfigError
 
+    if arm.get("model") == "none":
+        from benchmarks.harness.sources.nanoserve_parts import Modelless
+
+        idle: Any = Modelless()
+        loaded, arm = dataclasses.replace(loaded, model=idle), {k: v for k, v in arm.items() if k != "model"}
     try:
         inspect.signature(Engine).bind(loaded, **arm)
     except TypeError as error:
@@ -181,9 +251,10 @@ def _make_engine(loaded: "LoadedModel", arm: Mapping[str, Any]) -> "Engine":
         raise _without(arm, error) from error
 
 
-def _without(arm: Mapping[str, Any], error: Exception) -> MissingFeatureError:
+def _without(arm: Mapping[str, Any], error: Exception, probe: str | None = None) -> MissingFeatureError:
+    """`probe` is code that raises on a commit without it; by default it looks whether an engine takes the options."""
     options = ", ".join(f"{name}={value!r}" for name, value in arm.items())
-    probe = f"nanoserve.EngineConfig.from_options({dict(arm)!r})"
+    probe = probe or _ENGINE_PROBE.format(options=dict(arm))
     return MissingFeatureError(f"this commit has no engine with {options}: {error}", probe)
 
 
