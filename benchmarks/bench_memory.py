@@ -1,0 +1,21 @@
+"""What a step holds of keys and values, in bytes: reserved, wasted inside blocks, unused in the pool. Exact.
+
+A contiguous cache reserves what a request may still ask for. A pool wastes the rest of each last block, and what nobody
+holds of it stays ready for others: with small blocks the first is small, with a pool of the right size the second.
+
+Cannot see: fragmentation of the allocator below, intermediate results (`bench_work.py`).
+"""
+
+import pytest
+
+POOL = {"cache": "paged", "num_blocks": 32}
+
+
+@pytest.mark.arms(
+    block_8=POOL | {"block_size": 8}, block_16=POOL | {"block_size": 16}, block_32=POOL | {"block_size": 32}
+)
+@pytest.mark.quantities("kv_bytes", "num_kv_blocks", "kv_waste_bytes", "kv_unused_bytes")
+@pytest.mark.parametrize("context_tokens", [16, 100])
+def test_blocks_of_a_request(count_work, context_tokens):
+    """One request in a pool of 32 blocks."""
+    count_work.decode_step(context_tokens=context_tokens)
