@@ -18,7 +18,7 @@ UPSIDE_DOWN = '"s", "weighting": "request", "better": "higher"'
 FAULTS = {
     "slower": ("nanoserve/models/llama.py", LAYERS, SLOWER),
     "operator": ("nanoserve/models/llama.py", LAYERS, ONE_MORE),
-    "leak": ("nanoserve/engine.py", "        self._runs.pop(request_id, None)\n", ""),
+    "leak": ("nanoserve/engine.py", "        self._memory.release(request_id)\n", ""),
     "nan": (
         "nanoserve/engine.py",
         "return self._model.compute_logits(hidden[-1:])[0]",

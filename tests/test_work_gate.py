@@ -27,21 +27,20 @@ DecoderLayer.forward = lambda self, hidden, rope, cache: right(self, hidden, rop
     "a forgotten buffer": """
 import torch
 from nanoserve.cache.contiguous import ContiguousCache
-right, kept = ContiguousCache.advance, []
-def advance(self, num_new):
-    kept.append(torch.empty(1))
-    right(self, num_new)
-ContiguousCache.advance = advance
+right, kept = ContiguousCache.extend, []
+def extend(self, layer, keys, values):
+    if not layer:
+        kept.append(torch.empty(1))
+    return right(self, layer, keys, values)
+ContiguousCache.extend = extend
 """,
     "a second forward": """
 from nanoserve.engine import Engine
 right = Engine._forward
-def forward(self, new_ids, cache):
-    if len(new_ids) == 1:
-        num_cached = cache.num_cached
-        right(self, new_ids, cache)
-        cache.num_cached = num_cached
-    return right(self, new_ids, cache)
+def forward(self, scheduled):
+    if scheduled[0].num_new == 1:
+        right(self, scheduled)
+    return right(self, scheduled)
 Engine._forward = forward
 """,
 }
