@@ -83,8 +83,7 @@ def _attend_prefill(queries: torch.Tensor, keys: torch.Tensor, values: torch.Ten
 
 def _attend_in_blocks(queries: torch.Tensor, stored: InBlocks) -> torch.Tensor:
     kernel = _kernel(stored.backend)
-    keys, values = stored.keys.transpose(0, 1), stored.values.transpose(0, 1)
-    return kernel(queries, keys, values, stored.tables, stored.contexts, block_size=stored.block_size)
+    return kernel(queries, stored.keys, stored.values, stored.tables, stored.contexts, block_size=stored.block_size)
 
 
 def _kernel(backend: str) -> Callable[..., torch.Tensor]:

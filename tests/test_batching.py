@@ -176,7 +176,7 @@ def spoil_what_is_not_stored(engine):
     unused = torch.ones(pool.num_blocks * pool.block_size, dtype=torch.bool)
     for table in tables:
         unused[table.slots(0, table.num_tokens)] = False
-    pool._buffer[:, :, unused] = torch.nan
+    pool._buffer[:, :, :, unused] = torch.nan
     pool._workspace.fill_(torch.nan)
 
 
@@ -206,7 +206,7 @@ def test_a_fork_writes_into_a_copy_and_the_original_reads_what_it_had(in_place):
         outs = attend(queries, *new[layer], layer=layer, cache=step)
         for row, table in enumerate((first, second)):
             keys, values = (torch.cat((old[layer, each], new[layer, each, row : row + 1])) for each in range(2))
-            assert pool.whole(layer)[0][table.slots(0, 7)].equal(keys)
+            assert pool.whole(layer)[0][:, table.slots(0, 7)].transpose(0, 1).equal(keys)
             torch.testing.assert_close(outs[row], attended(queries[row], keys, values))
 
 

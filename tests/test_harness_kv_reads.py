@@ -58,7 +58,7 @@ def read_after(tiny, monkeypatch):
 def poison(pool, block):
     """Larger than any mark, at channel 1 of the first KV head."""
     for _, values in pool._layers:
-        values[block * pool.block_size : (block + 1) * pool.block_size, 0, 1] = 1e4
+        values[0, block * pool.block_size : (block + 1) * pool.block_size, 1] = 1e4
 
 
 @pytest.mark.parametrize("requests", [1, 4])
@@ -80,7 +80,7 @@ def test_a_table_with_a_block_of_somebody_else_reads_something_else(read_after, 
 def test_a_read_of_the_other_half_of_the_positions_does_not_find_the_mark(read_after):
     def unmark(pool, tables):
         for _, values in pool._layers:
-            values[::2] = values[1::2]
+            values[:, ::2] = values[:, 1::2]
 
     assert read_after(1, unmark) != marked(CONTEXT)
 

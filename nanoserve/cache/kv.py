@@ -28,7 +28,7 @@ class Stored(NamedTuple):
 class InBlocks(NamedTuple):
     """The same for requests with one new row each, left where it is: a kernel follows the block tables itself.
 
-    keys, values [slots, kv_heads, head_dim] of the whole pool; tables [requests, blocks] and contexts [requests] are
+    keys, values [kv_heads, slots, head_dim] of the whole pool; tables [requests, blocks] and contexts [requests] are
     int32. What a table holds behind a request's own blocks is arbitrary. `backend` is a name of `config.ATTENTIONS`.
     """
 

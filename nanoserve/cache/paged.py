@@ -29,18 +29,22 @@ _SPARE = 8
 
 
 class PagedPool:
-    """Keys and values [layers, 2, slots, kv_heads, head_dim]; slot = block x block size + offset.
+    """Keys and values [layers, 2, kv_heads, slots, head_dim]; slot = block x block size + offset.
 
-    All numbers of a position lie next to each other, so that gathering positions copies whole rows.
+    A head's positions follow each other, as attention reads them. A *line* is one head's numbers of one slot, the
+    head x slots + slot-th of all: what is written and gathered goes by lines.
     """
 
     def __init__(
         self, config: ModelConfig, num_blocks: int, block_size: int, dtype: torch.dtype, device: torch.device
     ) -> None:
-        shape = (config.num_layers, 2, num_blocks * block_size, config.num_kv_heads, config.head_dim)
+        num_slots = num_blocks * block_size
+        shape = (config.num_layers, 2, config.num_kv_heads, num_slots, config.head_dim)
         self._buffer = torch.empty(shape, dtype=dtype, device=device)
         self._layers = [(layer[0], layer[1]) for layer in self._buffer]
-        self._workspace = torch.empty((2, 0, *shape[3:]), dtype=dtype, device=device)
+        self._lines = [(layer[0].flatten(0, 1), layer[1].flatten(0, 1)) for layer in self._buffer]
+        self._workspace = torch.empty((2, 0, config.head_dim), dtype=dtype, device=device)
+        self._heads = torch.arange(config.num_kv_heads, device=device) * num_slots
         self.block_size, self.num_blocks, self.device = block_size, num_blocks, device
 
     @property
@@ -54,27 +58,35 @@ class PagedPool:
 
     def copy_block(self, source: int, target: int) -> None:
         """All layers of a block, for a request that writes where others read."""
-        blocks = self._buffer.view(*self._buffer.shape[:2], self.num_blocks, self.block_size, *self._buffer.shape[3:])
-        blocks[:, :, target] = blocks[:, :, source]
+        blocks = self._buffer.view(*self._buffer.shape[:3], self.num_blocks, self.block_size, -1)
+        blocks[:, :, :, target] = blocks[:, :, :, source]
 
-    def write(self, layer: int, slots: torch.Tensor, keys: torch.Tensor, values: torch.Tensor) -> None:
-        """Keys and values [new, kv_heads, head_dim] to as many slots."""
-        for stored, new in zip(self._layers[layer], (keys, values), strict=True):
-            stored.index_copy_(0, slots, new)
+    def lines_to_write(self, slots: torch.Tensor) -> torch.Tensor:
+        """Lines of slots [new], in the order of keys and values [new, kv_heads, head_dim]."""
+        return (slots[:, None] + self._heads).flatten()
+
+    def lines_to_read(self, slots: torch.Tensor) -> torch.Tensor:
+        """Lines of slots [any], in the order of keys and values [kv_heads, any, head_dim]."""
+        return (self._heads[:, None] + slots).flatten()
+
+    def write(self, layer: int, lines: torch.Tensor, keys: torch.Tensor, values: torch.Tensor) -> None:
+        """Keys and values [new, kv_heads, head_dim] to as many lines."""
+        for stored, new in zip(self._lines[layer], (keys, values), strict=True):
+            stored.index_copy_(0, lines, new.flatten(0, 1))
 
     def whole(self, layer: int) -> tuple[torch.Tensor, torch.Tensor]:
-        """Keys and values [slots, kv_heads, head_dim] of a layer, as they lie."""
+        """Keys and values [kv_heads, slots, head_dim] of a layer, as they lie."""
         return self._layers[layer]
 
-    def gather(self, layer: int, slots: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """Keys and values [slots asked for, kv_heads, head_dim], copied to where the next call overwrites them."""
-        num = slots.numel()
+    def gather(self, layer: int, lines: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """Keys and values [lines, head_dim], copied to where the next call overwrites them."""
+        num = lines.numel()
         if self._workspace.shape[1] < num:
             self._workspace = self._workspace[:, :0].clone()  # or both would be there at once
             self._workspace = self._workspace.new_empty((2, num + num // _SPARE, *self._workspace.shape[2:]))
         found = [
-            torch.index_select(stored, 0, slots, out=space[:num])
-            for stored, space in zip(self._layers[layer], self._workspace, strict=True)
+            torch.index_select(stored, 0, lines, out=space[:num])
+            for stored, space in zip(self._lines[layer], self._workspace, strict=True)
         ]
         return found[0], found[1]
 
@@ -99,10 +111,10 @@ def in_reading_order(part: PagedPart) -> tuple[bool, int]:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class _Read:
-    """What one group of rows reads: slots that follow each other, or all slots of the group's requests in a row."""
+    """What one group of rows reads: slots that follow each other, or the lines of all slots of all its requests."""
 
     rows: slice
-    slots: slice | torch.Tensor
+    place: slice | torch.Tensor
     num_requests: int = 1
     mask: torch.Tensor | None = None
 
@@ -114,9 +126,8 @@ class PagedStep:
         """`in_place` names the kernel that reads requests with one new position where they are; others are gathered."""
         assert [*map(in_reading_order, parts)] == sorted(map(in_reading_order, parts)), "not in reading order"
         self._pool = pool
-        self._writes = torch.tensor(
-            [slot for part in parts for slot in part.table.slots(part.num_stored, part.context)], device=pool.device
-        )
+        slots = [slot for part in parts for slot in part.table.slots(part.num_stored, part.context)]
+        self._writes = pool.lines_to_write(torch.tensor(slots, device=pool.device))
         single = [part for part in parts if part.num_new == 1]
         self._in_blocks = _in_blocks(pool, single, in_place) if in_place and single else None
         num_left = len(single) if self._in_blocks else 0
@@ -131,14 +142,12 @@ class PagedStep:
             yield self._stored(layer, read)
 
     def _stored(self, layer: int, read: _Read) -> Stored:
-        if isinstance(read.slots, slice):
-            keys, values = (each[read.slots] for each in self._pool.whole(layer))
-        else:
-            keys, values = self._pool.gather(layer, read.slots)
-        by_request = (read.num_requests, -1, *keys.shape[1:])
-        return Stored(
-            read.rows, keys.view(by_request).transpose(1, 2), values.view(by_request).transpose(1, 2), read.mask
-        )
+        keys, values = self._pool.whole(layer)
+        if isinstance(read.place, slice):
+            return Stored(read.rows, keys[None, :, read.place], values[None, :, read.place])
+        by_request = (keys.shape[0], read.num_requests, -1, keys.shape[2])
+        keys, values = (each.view(by_request).transpose(0, 1) for each in self._pool.gather(layer, read.place))
+        return Stored(read.rows, keys, values, read.mask)
 
 
 def _groups(parts: Sequence[PagedPart]) -> list[list[PagedPart]]:
@@ -175,7 +184,7 @@ def _read(pool: PagedPool, group: Sequence[PagedPart], rows: slice) -> _Read:
     inside = torch.minimum(positions, ends - 1)
     slots = tables.gather(1, inside // size) * size + inside % size
     mask = (positions < ends)[:, None, None] if len(set(contexts)) > 1 else None
-    return _Read(rows, slots.flatten(), len(group), mask)
+    return _Read(rows, pool.lines_to_read(slots.flatten()), len(group), mask)
 
 
 def _table_tensor(pool: PagedPool, group: Sequence[PagedPart]) -> torch.Tensor:
