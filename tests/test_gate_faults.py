@@ -21,8 +21,8 @@ FAULTS = {
     "leak": ("nanoserve/engine.py", "        self._memory.release(request_id)\n", ""),
     "nan": (
         "nanoserve/engine.py",
-        "return self._model.compute_logits(hidden[-1:])[0]",
-        'return self._model.compute_logits(hidden[-1:])[0] * float("nan")',
+        "self._model.compute_logits(hidden[batch.last_rows])",
+        'self._model.compute_logits(hidden[batch.last_rows]) * float("nan")',
     ),
     "renamed": ("benchmarks/bench_work.py", "def test_decode_step(", "def test_step_of_decoding("),
     "direction": ("benchmarks/harness/metrics.py", '"s", "weighting": "request", "better": "lower"', UPSIDE_DOWN),
