@@ -78,7 +78,8 @@ class SeparateMemory:
             cache = self._cache_of(each.request)
             cache.num_cached = ran.start
             parts.append((cache, len(ran)))
-        return _batch(rows, scheduled, Together(parts), self._device)
+        kv = parts[0][0] if len(parts) == 1 else Together(parts)
+        return _batch(rows, scheduled, kv, self._device)
 
     def positions_of(self, scheduled: Scheduled) -> range:
         """The positions that a step runs of a request: where nothing is stored, all of them."""

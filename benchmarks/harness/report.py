@@ -185,7 +185,7 @@ def _watched(results: Sequence[BenchmarkResult]) -> Iterator[str]:
         stamp_ns, resolution_ns = watches[0]["stamp_ns"], watches[0]["resolution_ns"]
         most = f"{cost_s * 1e6:.2g} us or {share * 100:.1g} %"
         yield f"instrument: {stamp_ns:.0f} ns a stamp, at most {most} of a run; the clock resolves {resolution_ns} ns"
-    ceilings = results[0].provenance.get("ceilings")
+    ceilings = next((told for result in results if (told := result.provenance.get("ceilings"))), None)
     if ceilings:
         read, flops = ceilings["read_bytes_per_s"] / 1e9, ceilings["flops_per_s"] / 1e9
         yield f"ceilings measured here: {number_text(read)} GB/s read, {number_text(flops)} GFLOP/s"
