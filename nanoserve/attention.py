@@ -4,6 +4,7 @@ Knows heads, masks and which kernel is fast for which shape. Refuses to know whe
 those that a cache leaves in their blocks: they go to a kernel that follows block tables.
 """
 
+import importlib.util
 from collections.abc import Callable
 
 import torch
@@ -26,18 +27,20 @@ def choose_backend(name: str, device: torch.device, *, is_paged: bool) -> str:
         return "triton" if is_paged and device.type == "cuda" and _triton_is_here() else "sdpa"
     if name != "sdpa" and not is_paged:
         raise ConfigError(f"attention {name!r} follows block tables: choose cache 'paged', or attention 'sdpa'")
-    if name == "triton" and not _triton_is_here():
-        raise ConfigError(f"attention 'triton' needs the package triton; choose one of: {', '.join(ATTENTIONS[:-1])}")
     if name == "triton":
-        from nanoserve.paged_kernel import check_device
-
-        check_device(device)
+        _check_triton(device)
     return name
 
 
-def _triton_is_here() -> bool:
-    import importlib.util
+def _check_triton(device: torch.device) -> None:
+    if not _triton_is_here():
+        raise ConfigError(f"attention 'triton' needs the package triton; choose one of: {', '.join(ATTENTIONS[:-1])}")
+    from nanoserve.paged_kernel import check_device
 
+    check_device(device)
+
+
+def _triton_is_here() -> bool:
     return importlib.util.find_spec("triton") is not None
 
 

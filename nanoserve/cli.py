@@ -218,8 +218,8 @@ def _load(given: dict[str, Any], before_weights: Callable[..., object]) -> "Engi
 
 
 def _show_plan(engine: EngineConfig, scheduling: SchedulerConfig) -> None:
-    from nanoserve.cache.sizing import parse_kv_memory, plan_pool
-    from nanoserve.memory import free_bytes, weights_bytes
+    from nanoserve.cache.sizing import parse_kv_memory
+    from nanoserve.memory import plan_for
     from nanoserve.weights import load_model, resolve_device, resolve_dtype
 
     parse_kv_memory(engine.kv_memory)  # a bad value is told before a model is sought
@@ -227,18 +227,7 @@ def _show_plan(engine: EngineConfig, scheduling: SchedulerConfig) -> None:
     dtype = resolve_dtype(engine.dtype, device)
 
     def show(config: ModelConfig, _: object) -> None:
-        plan = plan_pool(
-            config,
-            bytes_per_number=dtype.itemsize,
-            block_size=scheduling.block_size,
-            max_running=scheduling.max_running,
-            max_step_tokens=scheduling.max_step_tokens,
-            free_bytes=free_bytes(device),
-            weights_bytes=weights_bytes(config, dtype),
-            kv_memory=engine.kv_memory,
-            device_kind=device.type,
-        )
-        typer.echo(str(plan))
+        typer.echo(plan_for(config, dtype, device, engine, scheduling, is_loaded=False))
         raise typer.Exit  # before the weights
 
     load_model(engine, show)

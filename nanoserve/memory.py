@@ -34,9 +34,15 @@ def free_bytes(device: torch.device, *, proc_cgroup: Path = _PROC_CGROUP, cgroup
 
 
 def plan_for(
-    shape: ModelConfig, dtype: torch.dtype, device: torch.device, config: EngineConfig, settings: SchedulerConfig
+    shape: ModelConfig,
+    dtype: torch.dtype,
+    device: torch.device,
+    config: EngineConfig,
+    settings: SchedulerConfig,
+    *,
+    is_loaded: bool = True,
 ) -> PoolPlan | None:
-    """How large a loaded model's pool becomes where nobody says so in blocks.
+    """How large a model's pool becomes where nobody says so in blocks; weights yet to be loaded come off what is free.
 
     None where that is said, and without a pool. Raises ConfigError for a pool that `config.cache` does not have.
     """
@@ -51,6 +57,7 @@ def plan_for(
         max_running=settings.max_running,
         max_step_tokens=settings.max_step_tokens,
         free_bytes=free_bytes(device),
+        weights_bytes=0 if is_loaded else weights_bytes(shape, dtype),
         kv_memory=config.kv_memory,
         device_kind=device.type,
     )

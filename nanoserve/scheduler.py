@@ -94,14 +94,6 @@ class Scheduler:
         return bool(self._waiting or self._running)
 
     @property
-    def num_waiting(self) -> int:
-        return len(self._waiting)
-
-    @property
-    def num_running(self) -> int:
-        return len(self._running)
-
-    @property
     def tables(self) -> list[BlockTable]:
         """The blocks of all running requests, oldest first; none without a pool."""
         return [seat.table for seat in self._running if seat.table is not None]

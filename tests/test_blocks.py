@@ -72,7 +72,7 @@ def test_a_position_is_a_block_and_an_offset():
     pool.allocate(3)
     made = table(pool, 6, block_size=4)
     assert made.blocks == [3, 4]
-    assert made.slot(5) == 4 * 4 + 1
+    assert made.slots(5, 6) == [4 * 4 + 1]
     assert made.slots(3, 6) == [15, 16, 17]
 
 

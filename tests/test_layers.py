@@ -68,7 +68,7 @@ INSTRUMENT = {
     "harness": "",
     "harness.errors": "",
     "harness.timing": "harness.errors",
-    "harness.traffic": "harness.errors harness.timing numpy",
+    "harness.traffic": "harness.arrivals harness.errors harness.timing numpy",
     "harness.invariants": "harness.errors harness.timing harness.traffic",
     "harness.workload": "harness.errors",
     "harness.arrivals": "harness.errors numpy datetime",

@@ -81,9 +81,13 @@ def asked_rate_per_s(arrivals: Sequence[Arrival]) -> float | None:
 
     None where no time passes between them, as in a burst of all or with a single request.
     """
-    due_s = [arrival.due_s for arrival in arrivals]
-    span_s = max(due_s, default=0.0) - min(due_s, default=0.0)
-    return (len(due_s) - 1) / span_s if span_s else None
+    return mean_rate_per_s([arrival.due_s for arrival in arrivals])
+
+
+def mean_rate_per_s(times_s: Sequence[float]) -> float | None:
+    """One over the mean gap between some times; None where none passes between them."""
+    span_s = max(times_s, default=0.0) - min(times_s, default=0.0)
+    return (len(times_s) - 1) / span_s if span_s else None
 
 
 def scaled(arrivals: Sequence[Arrival], *, rate_per_s: float) -> tuple[Arrival, ...]:

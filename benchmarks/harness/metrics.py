@@ -142,7 +142,7 @@ _RATES = (
         weighting="window", gate=True, over=steady_tokens_per_s,
     ),
     _rate(
-        "asked_requests_per_s", "Asked rate", "requests that were due / (last due - first due), less one",
+        "asked_requests_per_s", "Asked rate", "(requests - 1) / (last due - first due)",
         weighting="window", unit="requests/s", over=asked_requests_per_s,
     ),
     _rate(

@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 
+from benchmarks.harness.arrivals import mean_rate_per_s
 from benchmarks.harness.errors import InstrumentError, WrongOutputError
 from benchmarks.harness.timing import NS_PER_S, RunTiming, speedup
 
@@ -111,9 +112,8 @@ def requests_per_s(runs: Runs) -> float | None:
 
 def asked_requests_per_s(runs: Runs) -> float | None:
     """The rate at which requests were due: gaps between the first and the last, over their time."""
-    due = [run.arrival_ns for run in runs]
-    span_s = (max(due) - min(due)) / NS_PER_S if due else 0.0
-    return (len(due) - 1) / span_s if span_s else None
+    first_ns = min((run.arrival_ns for run in runs), default=0)
+    return mean_rate_per_s([(run.arrival_ns - first_ns) / NS_PER_S for run in runs])
 
 
 def steady_tokens_per_s(runs: Runs) -> float | None:

@@ -120,13 +120,8 @@ class BlockTable:
         self.num_tokens = num_tokens
         return copied
 
-    def slot(self, position: int) -> int:
-        """Where in the pool a position lies: block x block size + offset."""
-        assert 0 <= position < self.num_tokens, f"position {position} of {self.num_tokens}"
-        return self.blocks[position // self.block_size] * self.block_size + position % self.block_size
-
     def slots(self, start: int, end: int) -> list[int]:
-        """The slots of the positions from `start` up to, not including, `end`."""
+        """Where the positions from `start` up to, not including, `end` lie in the pool: block x block size + offset."""
         assert 0 <= start <= end <= self.num_tokens, f"positions {start} to {end} of {self.num_tokens}"
         size = self.block_size
         found: list[int] = []

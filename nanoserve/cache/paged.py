@@ -9,8 +9,9 @@ Reference: PagedAttention (arXiv:2309.06180).
 """
 
 import dataclasses
+import functools
 import itertools
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 import torch
 
@@ -50,11 +51,6 @@ class PagedPool:
     @property
     def num_bytes(self) -> int:
         return self._buffer.nbytes
-
-    @property
-    def num_workspace_bytes(self) -> int:
-        """What gathering takes beside the pool; grows to the largest group of requests that was read together."""
-        return self._workspace.nbytes
 
     def copy_block(self, source: int, target: int) -> None:
         """All layers of a block, for a request that writes where others read."""
@@ -137,7 +133,7 @@ class PagedStep:
         self._pool.write(layer, self._writes, keys, values)
         if self._in_blocks is not None:
             all_keys, all_values = self._pool.whole(layer)
-            yield self._in_blocks._replace(keys=all_keys, values=all_values)
+            yield self._in_blocks(keys=all_keys, values=all_values)
         for read in self._reads:
             yield self._stored(layer, read)
 
@@ -195,8 +191,13 @@ def _table_tensor(pool: PagedPool, group: Sequence[PagedPart]) -> torch.Tensor:
     )
 
 
-def _in_blocks(pool: PagedPool, parts: Sequence[PagedPart], backend: str) -> InBlocks:
-    contexts = torch.tensor([part.context for part in parts], device=pool.device, dtype=torch.int32)
-    nothing = contexts  # keys and values are each layer's own
-    tables = _table_tensor(pool, parts).int()
-    return InBlocks(slice(0, len(parts)), nothing, nothing, tables, contexts, pool.block_size, backend)
+def _in_blocks(pool: PagedPool, parts: Sequence[PagedPart], backend: str) -> Callable[..., InBlocks]:
+    """All but keys and values, which are each layer's own."""
+    return functools.partial(
+        InBlocks,
+        rows=slice(0, len(parts)),
+        tables=_table_tensor(pool, parts).int(),
+        contexts=torch.tensor([part.context for part in parts], device=pool.device, dtype=torch.int32),
+        block_size=pool.block_size,
+        backend=backend,
+    )
