@@ -84,7 +84,8 @@ INSTRUMENT = {
     # What a metric is, and what a benchmark leaves behind.
     "harness.slopes": "harness.fits harness.timing harness.traffic numpy",
     "harness.declaration": "harness.errors harness.stats harness.timing harness.traffic",
-    "harness.metrics": "harness.declaration harness.errors harness.slopes harness.traffic",
+    "harness.kinds": "harness.declaration",
+    "harness.metrics": "harness.declaration harness.errors harness.kinds harness.slopes harness.traffic",
     "harness.results": ("harness.errors harness.metrics harness.series harness.stats harness.timing harness.traffic"),
     # Work, counted.
     "harness.garbage": "",
