@@ -15,7 +15,7 @@ from nanoserve.cache.kv import KVCache, KVStep, NoCache, Together
 from nanoserve.cache.paged import PagedPart, PagedPool, PagedStep, in_reading_order
 from nanoserve.config import SchedulerConfig
 from nanoserve.request import Request
-from nanoserve.scheduler import Scheduled
+from nanoserve.seats import Scheduled
 from nanoserve.weights import LoadedModel
 
 

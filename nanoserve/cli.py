@@ -12,7 +12,16 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from nanoserve.config import ATTENTIONS, CACHES, DTYPES, EngineConfig, ModelConfig, SamplingParams, SchedulerConfig
+from nanoserve.config import (
+    ATTENTIONS,
+    CACHES,
+    DTYPES,
+    PREFIX_CACHES,
+    EngineConfig,
+    ModelConfig,
+    SamplingParams,
+    SchedulerConfig,
+)
 from nanoserve.errors import NanoserveError, RequestError, one_line
 
 if TYPE_CHECKING:
@@ -52,6 +61,12 @@ MinP = Annotated[
 ]
 RepetitionPenalty = Annotated[float, typer.Option(help="Above 1 makes tokens that were seen less likely; 1 is off.")]
 KVMemory = Annotated[str, typer.Option(help="For keys and values: auto, a size (512MiB, 2GiB) or a share (40%).")]
+PrefixCache = Annotated[
+    str,
+    typer.Option(
+        help=f"What of it is given up first of what later prompts may begin with: {', '.join(PREFIX_CACHES)}."
+    ),
+]
 Seed = Annotated[
     int | None, typer.Option(help="The same seed gives the same text.", show_default="a new one each time")
 ]
@@ -66,6 +81,7 @@ def generate(
     dtype: Dtype = _ENGINE.dtype,
     cache: Cache = _ENGINE.cache,
     kv_memory: KVMemory = _ENGINE.kv_memory,
+    prefix_cache: PrefixCache = _ENGINE.prefix_cache,
     attention: Attention = _ENGINE.attention,
     max_new_tokens: MaxNewTokens = _SAMPLING.max_new_tokens,
     temperature: Temperature = _SAMPLING.temperature,
@@ -102,6 +118,7 @@ def chat(
     dtype: Dtype = _ENGINE.dtype,
     cache: Cache = _ENGINE.cache,
     kv_memory: KVMemory = _ENGINE.kv_memory,
+    prefix_cache: PrefixCache = _ENGINE.prefix_cache,
     attention: Attention = _ENGINE.attention,
     max_new_tokens: MaxNewTokens = 256,
     temperature: Temperature = 0.2,
@@ -154,6 +171,7 @@ def memory(
     device: Device = _ENGINE.device,
     dtype: Dtype = _ENGINE.dtype,
     kv_memory: KVMemory = _ENGINE.kv_memory,
+    prefix_cache: PrefixCache = _ENGINE.prefix_cache,
     block_size: Annotated[int, typer.Option(help="Tokens in a KV block.")] = _SCHEDULING.block_size,
     max_running: Annotated[int, typer.Option(help="Requests that may run at once.")] = _SCHEDULING.max_running,
 ) -> None:
@@ -165,7 +183,7 @@ def memory(
       nanoserve memory --model llama-3.2-1b --dtype bfloat16
       nanoserve memory --model llama-3.2-1b --kv-memory 25% --max-running 4
     """
-    engine = EngineConfig(model=model, device=device, dtype=dtype, kv_memory=kv_memory)
+    engine = EngineConfig(model=model, device=device, dtype=dtype, kv_memory=kv_memory, prefix_cache=prefix_cache)
     # Each running request needs a position in every step.
     step_tokens = max(_SCHEDULING.max_step_tokens, max_running)
     _show_plan(engine, SchedulerConfig(block_size=block_size, max_running=max_running, max_step_tokens=step_tokens))
@@ -207,7 +225,7 @@ def _request(prompt_ids: list[int], params: SamplingParams) -> "Request":
 
 
 def _load(given: dict[str, Any], before_weights: Callable[..., object]) -> "Engine":
-    names = ("model", "device", "dtype", "cache", "kv_memory", "attention")
+    names = ("model", "device", "dtype", "cache", "kv_memory", "prefix_cache", "attention")
     config = EngineConfig(**{name: given[name] for name in names})
     from nanoserve.engine import Engine
 

@@ -14,6 +14,7 @@ from nanoserve.errors import ConfigError, RequestError, unknown
 DTYPES = ("auto", "float32", "bfloat16", "float16")
 CACHES = ("paged", "contiguous", "growing", "none")
 ATTENTIONS = ("auto", "sdpa", "reference", "triton")
+PREFIX_CACHES = ("auto", "lru", "lfu", "fifo", "size", "off")
 
 BLOCK_SIZES = tuple(2**power for power in range(9))
 """Positions that a KV block may hold."""
@@ -86,8 +87,9 @@ class EngineConfig(_Options):
     `dtype` auto is a 16-bit type on a GPU and float32 on a CPU. `cache` paged shares one pool of KV blocks among all
     requests, contiguous reserves each request's longest context, growing copies what it holds at every step, none
     recomputes every position at every step. `kv_memory` sizes the pool (auto, a size such as 2GiB, a share such as 40%
-    of what is free). `attention` is what computes it (auto: a kernel over block tables on a GPU, else SDPA). `seed`
-    fixes the weights of a random model.
+    of what is free). `prefix_cache` keeps the blocks of prompts and answers for requests that begin alike, and names
+    what is evicted first when the pool is full (auto: lru with a pool, else off). `attention` is what computes it
+    (auto: a kernel over block tables on a GPU, else SDPA). `seed` fixes the weights of a random model.
     """
 
     model: str = "smollm2-135m"
@@ -95,6 +97,7 @@ class EngineConfig(_Options):
     dtype: str = "auto"
     cache: str = "paged"
     kv_memory: str = "auto"
+    prefix_cache: str = "auto"
     attention: str = "auto"
     seed: int = 0
 
@@ -105,6 +108,21 @@ class EngineConfig(_Options):
             raise ConfigError(unknown("cache", self.cache, CACHES))
         if self.attention not in ATTENTIONS:
             raise ConfigError(unknown("attention", self.attention, ATTENTIONS))
+        if self.prefix_cache not in PREFIX_CACHES:
+            raise ConfigError(unknown("prefix_cache", self.prefix_cache, PREFIX_CACHES))
+        if self.cache != "paged" and self.prefix_cache not in ("auto", "off"):
+            raise ConfigError(f"prefix_cache {self.prefix_cache!r} keeps blocks of cache 'paged', not {self.cache!r}")
+
+    def prefix_policy(self, *, is_static: bool = False) -> str | None:
+        """What leaves the prefix cache first, None without one.
+
+        A static batch has none: its padding rows write again what others may read. Raises ConfigError for asking.
+        """
+        if is_static and self.prefix_cache not in ("auto", "off"):
+            raise ConfigError(f"prefix_cache {self.prefix_cache!r} does not work with is_static: choose 'off'")
+        if is_static or self.cache != "paged" or self.prefix_cache == "off":
+            return None
+        return "lru" if self.prefix_cache == "auto" else self.prefix_cache
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)

@@ -8,31 +8,27 @@ import contextlib
 import dataclasses
 import uuid
 from collections.abc import Iterator, Sequence
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 
 from nanoserve.answer import Answer, completion_of, told
 from nanoserve.attention import choose_backend
 from nanoserve.batch import make_memory
-from nanoserve.cache.kv import KVStep
+from nanoserve.cache.prefix import PrefixCounts, PrefixTree
 from nanoserve.config import EngineConfig, SamplingParams, SchedulerConfig
 from nanoserve.errors import ConfigError, RequestError, unknown
 from nanoserve.memory import plan_for
+from nanoserve.models.causal import CausalModel
 from nanoserve.prompts import Prompt, as_ids, as_list
 from nanoserve.request import Completion, Request, TokenEvent
 from nanoserve.sampling import sample_rows
-from nanoserve.scheduler import Counts, Scheduled, Scheduler
+from nanoserve.scheduler import Scheduler
+from nanoserve.seats import Counts, Scheduled
 from nanoserve.tokenizer import Tokenizer
 from nanoserve.weights import Check, LoadedModel, load_model
 
-
-class CausalModel(Protocol):
-    """What the engine asks of a model; `models/llama.py` states the shapes."""
-
-    def __call__(self, token_ids: torch.Tensor, positions: torch.Tensor, cache: KVStep) -> torch.Tensor: ...
-
-    def compute_logits(self, hidden: torch.Tensor) -> torch.Tensor: ...
+_OWN_OPTIONS = ("cache", "kv_memory", "prefix_cache", "attention")  # of an EngineConfig: not the model's
 
 
 class Engine:
@@ -44,28 +40,29 @@ class Engine:
         *,
         cache: str = "paged",
         kv_memory: str = "auto",
+        prefix_cache: str = "auto",
         attention: str = "auto",
         **scheduling: Any,
     ) -> None:
         """Take a loaded model, shared with any other engine that has it.
 
-        `cache`, `kv_memory` and `attention` are those of `EngineConfig`, `scheduling` the fields of `SchedulerConfig`;
-        `num_blocks` sizes the pool by hand. Raises ConfigError for what cannot work together.
+        `cache`, `kv_memory`, `prefix_cache` and `attention` are those of `EngineConfig`, `scheduling` the fields of
+        `SchedulerConfig`; `num_blocks` sizes the pool by hand. Raises ConfigError for what cannot work together.
         """
-        config = EngineConfig(cache=cache, kv_memory=kv_memory, attention=attention)
+        config = EngineConfig(cache=cache, kv_memory=kv_memory, prefix_cache=prefix_cache, attention=attention)
         self.loaded = loaded
         self.tokenizer: Tokenizer = loaded.tokenizer
         self._model: CausalModel = loaded.model
         self._eos_token_ids = loaded.config.eos_token_ids or loaded.tokenizer.eos_token_ids
         self.attention = choose_backend(config.attention, loaded.device, is_paged=cache == "paged")
         for name in scheduling.keys() - set(SchedulerConfig.option_names()):
-            choices = ("cache", "kv_memory", "attention", *SchedulerConfig.option_names())
+            choices = (*_OWN_OPTIONS, *SchedulerConfig.option_names())
             raise ConfigError(unknown("Engine option", name, choices))
         settings = SchedulerConfig(**scheduling)
         self.pool_plan = plan_for(loaded.config, loaded.dtype, loaded.device, config, settings)
         if self.pool_plan is not None:
             settings = dataclasses.replace(settings, num_blocks=self.pool_plan.num_blocks)
-        self._scheduler = Scheduler(settings)
+        self._scheduler = _make_scheduler(loaded, settings, config.prefix_policy(is_static=settings.is_static))
         self._memory = make_memory(loaded, config.cache, settings, self.attention)
         self._answers: dict[str, Answer] = {}
         self._inboxes: dict[str, list[TokenEvent | BaseException]] = {}
@@ -83,7 +80,7 @@ class Engine:
         config = EngineConfig.from_options({"model": model, **options})
         SchedulerConfig.from_options(scheduling)
         loaded = load_model(config, before_weights)
-        return cls(loaded, cache=config.cache, kv_memory=config.kv_memory, attention=config.attention, **scheduling)
+        return cls(loaded, **{name: getattr(config, name) for name in _OWN_OPTIONS}, **scheduling)
 
     @property
     def has_work(self) -> bool:
@@ -96,14 +93,25 @@ class Engine:
         return self._scheduler.counts
 
     @property
+    def prefix_counts(self) -> PrefixCounts | None:
+        """What the prefix cache found, kept and gave up so far; None without one. Grows with every step."""
+        return None if self._scheduler.prefixes is None else self._scheduler.prefixes.counts
+
+    def reset_prefix_cache(self) -> None:
+        """Forget every prefix that no running request holds."""
+        if self._scheduler.pool is not None:
+            self._scheduler.pool.forget_idle()
+
+    @property
     def kv_bytes(self) -> int:
         """Bytes that keys and values take: the whole pool, or all that running requests have reserved."""
         return self._memory.num_bytes
 
     @property
     def num_kv_blocks(self) -> int | None:
-        """KV blocks that running requests hold; None without a pool."""
-        return None if self._scheduler.pool is None else sum(len(table.blocks) for table in self._scheduler.tables)
+        """KV blocks that running requests hold, a shared one once; None without a pool."""
+        held = {block for table in self._scheduler.tables for block in table.blocks}
+        return None if self._scheduler.pool is None else len(held)
 
     @property
     def kv_waste_bytes(self) -> int | None:
@@ -112,7 +120,7 @@ class Engine:
 
     @property
     def kv_unused_bytes(self) -> int | None:
-        """Bytes of the pool's free blocks; None without a pool."""
+        """Bytes of the pool's blocks that no request holds; None without a pool."""
         pool = self._scheduler.pool
         return None if pool is None else self._bytes_of(pool.num_free * self._scheduler.config.block_size)
 
@@ -285,3 +293,8 @@ class Engine:
         ran = self._memory.positions_of(scheduled)
         num_cached = min(ran.start, scheduled.num_before)
         return answer.push(token, self._eos_token_ids, num_prefilled=ran.stop - num_cached, num_cached=num_cached)
+
+
+def _make_scheduler(loaded: LoadedModel, settings: SchedulerConfig, prefix_policy: str | None) -> Scheduler:
+    prefixes = None if prefix_policy is None else PrefixTree(settings.block_size, prefix_policy)
+    return Scheduler(settings, prefixes, space=(loaded.config, loaded.weights, str(loaded.dtype)))

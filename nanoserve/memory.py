@@ -59,6 +59,7 @@ def plan_for(
         free_bytes=free_bytes(device),
         weights_bytes=0 if is_loaded else weights_bytes(shape, dtype),
         kv_memory=config.kv_memory,
+        keeps_prefixes=config.prefix_policy(is_static=settings.is_static) is not None,
         device_kind=device.type,
     )
 

@@ -9,82 +9,36 @@ arXiv:2403.02310). Older means: of a lower number of priority, then added earlie
 A preempted request gives all its blocks back, waits at its old place in the queue, and runs its prompt and what it has
 generated again when its turn comes (recomputation, as in vLLM, arXiv:2309.06180). Its text is the same, whatever the
 pool's size.
+
+With a prefix cache, a request begins behind what of it is remembered, its own blocks from before a preemption included.
+Blocks are remembered once they are full and have run.
 """
 
 import bisect
-import dataclasses
-from collections.abc import Iterator
-from typing import Any
+from collections.abc import Hashable, Iterator
 
 from nanoserve.cache.blocks import BlockAllocator, BlockTable
+from nanoserve.cache.prefix import PrefixTree
 from nanoserve.config import SchedulerConfig
 from nanoserve.errors import OutOfBlocksError, RequestError
 from nanoserve.request import FinishReason, Request
-
-
-@dataclasses.dataclass(slots=True)
-class Scheduled:
-    """One request's part of a step: `num_new` positions after the `num_computed` ones whose keys and values are stored.
-
-    `num_before` were stored already when its last token came, or when it was admitted: what came since ran for its next
-    token, in one step or in chunks. `samples` tells whether its last known token is among them, so that a token comes
-    of it. A padding row runs for nobody: its request has finished, and its batch has not. `table` says where its
-    positions lie, None without a pool; `copied` is a block whose content has to be copied first.
-    """
-
-    request: Request
-    table: BlockTable | None
-    num_computed: int
-    num_new: int
-    num_before: int
-    samples: bool
-    is_padding: bool = False
-    copied: tuple[int, int] | None = None
-
-
-@dataclasses.dataclass(slots=True, eq=False)
-class _Seat:
-    """What the scheduler knows of a request that is waiting or running. `place` is its age, in every queue."""
-
-    request: Request
-    place: tuple[int, int]
-    table: BlockTable | None
-    num_computed: int = 0
-    num_before: int = 0
-    num_again: int = 0
-
-    def part(self, num_computed: int, num_new: int, **how: Any) -> Scheduled:
-        """The request's part of a step."""
-        is_whole = num_computed + num_new == len(self.request.token_ids)
-        usual = {"num_before": self.num_before, "samples": is_whole}
-        return Scheduled(self.request, self.table, num_computed, num_new, **usual | how)
-
-
-@dataclasses.dataclass(slots=True)
-class Counts:
-    """What came about since the scheduler was made: exact, and the same on every machine.
-
-    `num_positions` ran in all steps together, `num_padding` of them for nobody. `num_recomputed` ran because their
-    request had been preempted: of a prompt what had run, of a request that had answered its prompt and all its tokens,
-    the newest included, whose own run only came with them.
-    """
-
-    num_steps: int = 0
-    num_positions: int = 0
-    num_preemptions: int = 0
-    num_recomputed: int = 0
-    num_padding: int = 0
+from nanoserve.seats import Counts, Scheduled, Seat
 
 
 class Scheduler:
     """Waiting and running requests. `schedule` admits and preempts, `commit` releases; nothing else moves a request."""
 
-    def __init__(self, config: SchedulerConfig | None = None) -> None:
+    def __init__(
+        self, config: SchedulerConfig | None = None, prefixes: PrefixTree | None = None, space: Hashable = None
+    ) -> None:
+        """`prefixes` is for this pool alone; `space` is what else requests must share to share blocks."""
         self.config = config or SchedulerConfig()
-        self.pool = BlockAllocator(self.config.num_blocks) if self.config.num_blocks else None
+        self.pool = BlockAllocator(self.config.num_blocks, prefixes) if self.config.num_blocks else None
+        assert prefixes is None or self.pool is not None, "a prefix cache needs a pool"
+        self.prefixes, self._space = prefixes, space
         self.counts = Counts()
-        self._waiting: list[_Seat] = []
-        self._running: list[_Seat] = []
+        self._waiting: list[Seat] = []
+        self._running: list[Seat] = []
         self._scheduled: list[Scheduled] = []
         self._num_added = 0
         self._ids: set[str] = set()
@@ -107,7 +61,7 @@ class Scheduler:
             raise RequestError(f"request id {request.request_id!r} is already in use; choose another one")
         self.check_fits(request)
         table = None if self.pool is None else BlockTable(self.pool, self.config.block_size)
-        _put(self._waiting, _Seat(request, (request.priority, self._num_added), table))
+        _put(self._waiting, Seat(request, (request.priority, self._num_added), table))
         self._num_added += 1
         self._ids.add(request.request_id)
 
@@ -137,7 +91,7 @@ class Scheduler:
         self._count()
         return self._scheduled
 
-    def _continue(self, seat: _Seat, budget: int) -> int:
+    def _continue(self, seat: Seat, budget: int) -> int:
         """Schedule what a running request has to run next, as far as budget and pool go; the positions taken."""
         if seat.request.finish_reason is not None:
             return 1  # a padding row's
@@ -150,7 +104,7 @@ class Scheduler:
                 return 0
         return num_new
 
-    def _schedule(self, seat: _Seat, num_new: int) -> bool:
+    def _schedule(self, seat: Seat, num_new: int) -> bool:
         copied = None
         if seat.table is not None:
             try:
@@ -160,13 +114,12 @@ class Scheduler:
         self._scheduled.append(seat.part(seat.num_computed, num_new, copied=copied))
         return True
 
-    def _preempt(self, seat: _Seat) -> None:
+    def _preempt(self, seat: Seat) -> None:
         """Take a running request's blocks, send it back to the queue. It is not scheduled yet: older ones go first."""
         self._running.remove(seat)
-        assert seat.table is not None
-        seat.table.release()
         is_decoding = seat.num_computed == len(seat.request.token_ids) - 1
-        seat.num_again, seat.num_computed, seat.num_before = seat.num_computed + is_decoding, 0, 0
+        seat.num_again = seat.num_computed + is_decoding
+        seat.give_back()
         self.counts.num_preemptions += 1
         _put(self._waiting, seat)
 
@@ -177,14 +130,30 @@ class Scheduler:
         is_first = True
         while self._waiting and len(self._running) < self.config.max_running and budget > 0:
             seat = self._waiting[0]
-            num_new = self._chunk(len(seat.request.token_ids), budget, is_first=is_first)
+            self._find_prefix(seat)
+            num_new = self._chunk(len(seat.request.token_ids) - seat.num_computed, budget, is_first=is_first)
             if not num_new or not self._has_room(seat) or not self._schedule(seat, num_new):
+                if self.prefixes is not None:
+                    seat.give_back()
                 return
             is_first = False
             _put(self._running, self._waiting.pop(0))
-            self.counts.num_recomputed += seat.num_again
-            seat.num_again = 0
+            self._count_admission(seat)
             budget -= num_new
+
+    def _find_prefix(self, seat: Seat) -> None:
+        """What is remembered of a request, in whole blocks; its last token has to run in any case."""
+        if self.prefixes is not None:
+            seat.reuse(self.prefixes.find(seat.request.token_ids[:-1], self._space))
+
+    def _count_admission(self, seat: Seat) -> None:
+        """A request's hits are counted once. `num_computed` is what it has found now."""
+        if seat.num_hits is None:
+            seat.num_hits = seat.num_computed
+            if self.prefixes is not None:
+                self.prefixes.admit(seat.path, len(seat.request.token_ids))
+        self.counts.num_recomputed += max(0, seat.num_again - seat.num_computed)
+        seat.num_again = 0
 
     def _chunk(self, num_tokens: int, budget: int, *, is_first: bool) -> int:
         """How many positions of a prompt may run now: a part of it, or, without chunks, all of it or none."""
@@ -192,7 +161,7 @@ class Scheduler:
             return min(num_tokens, budget)
         return num_tokens if is_first else 0
 
-    def _has_room(self, seat: _Seat) -> bool:
+    def _has_room(self, seat: Seat) -> bool:
         """Room for all that is known of it, above a reserve for the growth of others; none is needed without others."""
         if self.pool is None or seat.table is None:
             return True
@@ -218,6 +187,8 @@ class Scheduler:
             if (each := ran.get(seat.request.request_id)) is not None:
                 seat.num_computed += each.num_new
                 seat.num_before = seat.num_computed if each.samples else seat.num_before
+                if self.prefixes is not None:
+                    seat.remember(self.prefixes, self._space)
         self._scheduled = []
         return self._release()
 
@@ -230,7 +201,7 @@ class Scheduler:
             self._leave(self._running, seat)
         return [seat.request for seat in done]
 
-    def _leave(self, queue: list[_Seat], seat: _Seat) -> None:
+    def _leave(self, queue: list[Seat], seat: Seat) -> None:
         queue.remove(seat)
         self._ids.remove(seat.request.request_id)
         if seat.table is not None:
@@ -255,6 +226,6 @@ class Scheduler:
             self.pool.check(table.blocks for table in self.tables)
 
 
-def _put(queue: list[_Seat], seat: _Seat) -> None:
+def _put(queue: list[Seat], seat: Seat) -> None:
     """In at its place."""
     bisect.insort(queue, seat, key=lambda each: each.place)

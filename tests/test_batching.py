@@ -144,7 +144,7 @@ def any_engine(loaded, rng):
         max_running=rng.randint(1, 8),
         max_step_tokens=rng.choice([8, 13, 50, 2048]),
         chunks_prefill=rng.random() < 0.8,
-        is_static=rng.random() < 0.2,
+        **rng.choice([{"is_static": True}, *({"prefix_cache": policy} for policy in ("off", "lru", "lfu", "size"))]),
         attention=rng.choice(["sdpa", "reference"]),
     )
 
@@ -171,11 +171,13 @@ def test_an_answer_does_not_depend_on_what_runs_beside_it_nor_on_how(loaded, ask
 
 @torch.inference_mode()
 def spoil_what_is_not_stored(engine):
-    """Every slot of the pool without a stored position becomes NaN, inside held blocks as well."""
+    """Every slot of the pool without a stored or remembered position becomes NaN, inside held blocks as well."""
     pool, tables = engine._memory.pool, engine._scheduler.tables
     unused = torch.ones(pool.num_blocks * pool.block_size, dtype=torch.bool)
     for table in tables:
         unused[table.slots(0, table.num_tokens)] = False
+    if engine._scheduler.prefixes is not None:
+        unused.view(pool.num_blocks, -1)[[*engine._scheduler.prefixes._idle]] = False
     pool._buffer[:, :, :, unused] = torch.nan
     pool._workspace.fill_(torch.nan)
 

@@ -224,7 +224,7 @@ def test_models_lists_every_name(main):
 
 
 def plan(config, **options):
-    defaults = {"bytes_per_number": 4, "block_size": 16, "max_running": 32, "kv_memory": "auto"}
+    defaults = {"bytes_per_number": 4, "block_size": 16, "max_running": 32, "kv_memory": "auto", "keeps_prefixes": True}
     options["max_step_tokens"] = max(2048, options.get("max_running", 32))
     dtype = torch.float32 if options.get("bytes_per_number", 4) == 4 else torch.bfloat16
     return plan_pool(
@@ -251,10 +251,10 @@ def test_memory_shows_the_plan_for_a_model_without_its_weights(main, machine, ti
 def test_options_reach_the_engine(main, engine):
     main(
         *("generate", "hi", "--model", "m", "--device", "cpu", "--dtype", "bfloat16", "--cache", "none"),
-        *("--max-new-tokens", "3", "--temperature", "0.5", "--top-k", "4", "--top-p", "0.9", "--min-p", "0.1"),
+        *("--prefix-cache", "off", "--max-new-tokens", "3", "--temperature", "0.5", "--top-k", "4", "--top-p", "0.9", "--min-p", "0.1"),
         *("--repetition-penalty", "1.5", "--seed", "7", "--stop", "x", "--stop", "y", "--ignore-eos"),
     )
-    assert engine.config == EngineConfig(model="m", device="cpu", dtype="bfloat16", cache="none")
+    assert engine.config == EngineConfig(model="m", device="cpu", dtype="bfloat16", cache="none", prefix_cache="off")
     params = SamplingParams(
         max_new_tokens=3, temperature=0.5, top_k=4, top_p=0.9, min_p=0.1, repetition_penalty=1.5, seed=7,
         stop=("x", "y"), ignore_eos=True,

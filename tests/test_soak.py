@@ -169,7 +169,7 @@ def test_a_planted_leak_is_named(loaded, alone, monkeypatch):
         release(table)
 
     monkeypatch.setattr(BlockTable, "release", forgetful)
-    with pytest.raises(BlockError, match="has 1 owners, and 0 tables hold it"):
+    with pytest.raises(BlockError, match=r"has \d+ owners, and \d tables hold it"):
         Soak(loaded, alone, seed=3).run(100)
 
 

@@ -67,6 +67,7 @@ class PoolPlan:
     bytes_per_number: int
     block_size: int
     max_running: int
+    keeps_prefixes: bool
     device_kind: str
     free_bytes: int
     weights_bytes: int
@@ -89,8 +90,8 @@ class PoolPlan:
 
     @property
     def num_usable_blocks(self) -> int:
-        """More than this, requests never hold: as many as may run, each at the model's longest context."""
-        return self.max_running * self.blocks_per_request
+        """As many as may run hold no more, each at the model's longest context; as many again keep prefixes."""
+        return self.max_running * self.blocks_per_request * (2 if self.keeps_prefixes else 1)
 
     @property
     def num_blocks(self) -> int:
@@ -140,7 +141,9 @@ class PoolPlan:
             (
                 "at most",
                 f"{self.max_running:,} requests x {self.blocks_per_request:,} blocks "
-                f"({of.max_context_tokens:,} tokens, the longest context) = {in_words(usable * per_block)}",
+                f"({of.max_context_tokens:,} tokens, the longest context)"
+                f"{' x 2, for prefixes that nobody holds' if self.keeps_prefixes else ''} "
+                f"= {in_words(usable * per_block)}",
             ),
             ("KV pool", f"{self.num_blocks:,} blocks x {per_block:,} bytes = {in_words(self.num_bytes)}"),
             ("holds", self._room_in_words()),
@@ -174,6 +177,7 @@ def plan_pool(
     free_bytes: int,
     kv_memory: str,
     device_kind: str,
+    keeps_prefixes: bool = False,
     weights_bytes: int = 0,
     max_step_tokens: int = _MAX_STEP_TOKENS,
 ) -> PoolPlan:
@@ -188,6 +192,7 @@ def plan_pool(
         bytes_per_number=bytes_per_number,
         block_size=block_size,
         max_running=max_running,
+        keeps_prefixes=keeps_prefixes,
         device_kind=device_kind,
         free_bytes=free_bytes,
         weights_bytes=weights_bytes,
