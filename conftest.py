@@ -199,9 +199,12 @@ def _print_results(terminalreporter: pytest.TerminalReporter, config: pytest.Con
 
 
 def _print_study(results, folder, terminalreporter: pytest.TerminalReporter) -> None:
-    from benchmarks.studies.cache_curve import tell, write
+    """Each study that has results of its own."""
+    from benchmarks.studies import cache_curve, cache_points, prefix_costs, prefix_points
 
-    terminalreporter.section("beside the published study")
-    terminalreporter.write(tell(results))
-    for path in write(results, folder):
-        terminalreporter.write_line(f"study: {path}")
+    for study, own in ((cache_curve, cache_points.of_study(results)), (prefix_costs, prefix_points.of_study(results))):
+        if own:
+            terminalreporter.section(f"beside the published study: {study.NAME}")
+            terminalreporter.write(study.tell(own))
+            for path in study.write(own, folder):
+                terminalreporter.write_line(f"study: {path}")

@@ -102,5 +102,41 @@ def counts(
     sys.exit(code)
 
 
+@app.command()
+def replay(
+    trace: Annotated[Path, typer.Argument(metavar="TRACE.jsonl", help="Mooncake's format: ids of shared blocks")],
+    capacity: Annotated[
+        list[int] | None, typer.Option(metavar="BLOCKS", help="of the cache; again for more (default: powers of two)")
+    ] = None,
+    policy: Annotated[
+        list[str] | None, typer.Option(metavar="NAME", help="who leaves first; again for more (default: all there are)")
+    ] = None,
+    block_tokens: Annotated[int, typer.Option(help="tokens that an id of the trace stands for")] = 512,
+    picture: Annotated[Path | None, typer.Option(metavar="PATH", help="draw curves: .png, .svg or .pdf")] = None,
+) -> None:
+    """How often would a prefix cache find the blocks of a recorded trace again? No model runs.
+
+    The trace goes through nanoserve's own prefix tree and pool at each capacity, under each policy, beside the optimum,
+    which knows what comes, and an unlimited cache. Lines that are no request are left out and listed. Exit status 2
+    when the file cannot be read or holds no request.
+
+    \b
+    Examples:
+      python -m benchmarks replay benchmarks/traces/prefixes.jsonl
+      python -m benchmarks replay conversation_trace.jsonl --policy lru --capacity 1000 --capacity 10000
+    """
+    from benchmarks.harness.errors import InstrumentError
+    from benchmarks.harness.hit_curves import replay_trace
+
+    try:
+        told, faults = replay_trace(trace, capacity or (), policy or (), block_tokens, picture)
+    except (InstrumentError, OSError, ValueError) as error:
+        typer.echo(f"error: {error}", err=True)
+        sys.exit(2)
+    for fault in faults:
+        typer.echo(f"left out: {fault}", err=True)
+    typer.echo(told, nl=False)
+
+
 if __name__ == "__main__":
     app(prog_name="python -m benchmarks")

@@ -19,3 +19,14 @@ POOL = {"cache": "paged", "num_blocks": 32}
 def test_blocks_of_a_request(count_work, context_tokens):
     """One request in a pool of 32 blocks."""
     count_work.decode_step(context_tokens=context_tokens)
+
+
+SHARING = {"cache": "paged", "num_blocks": 256}
+
+
+@pytest.mark.arms(shared=SHARING | {"prefix_cache": "lru"}, apart=SHARING | {"prefix_cache": "off"})
+@pytest.mark.quantities("num_kv_blocks")
+@pytest.mark.parametrize("num_requests", [1, 4])
+def test_blocks_of_one_prefix(count_work, num_requests):
+    """What requests hold that share 256 tokens: (N - 1) x 256 positions less, which are 16 blocks for each but one."""
+    count_work.sharing(num_requests=num_requests, prefix_tokens=256, suffix_tokens=16)

@@ -20,7 +20,7 @@ from collections.abc import Hashable, Iterator
 from nanoserve.cache.blocks import BlockAllocator, BlockTable
 from nanoserve.cache.prefix import PrefixTree
 from nanoserve.config import SchedulerConfig
-from nanoserve.errors import OutOfBlocksError, RequestError
+from nanoserve.errors import ConfigError, OutOfBlocksError, RequestError
 from nanoserve.request import FinishReason, Request
 from nanoserve.seats import Counts, Scheduled, Seat
 
@@ -31,10 +31,17 @@ class Scheduler:
     def __init__(
         self, config: SchedulerConfig | None = None, prefixes: PrefixTree | None = None, space: Hashable = None
     ) -> None:
-        """`prefixes` is for this pool alone; `space` is what else requests must share to share blocks."""
+        """`prefixes` is for this pool alone; `space` is what else requests must share to share blocks.
+
+        Raises ConfigError where the blocks of the two are not of one size.
+        """
         self.config = config or SchedulerConfig()
         self.pool = BlockAllocator(self.config.num_blocks, prefixes) if self.config.num_blocks else None
-        assert prefixes is None or self.pool is not None, "a prefix cache needs a pool"
+        if prefixes is not None and (self.pool is None or prefixes.block_size != self.config.block_size):
+            raise ConfigError(
+                f"a prefix cache of blocks of {prefixes.block_size} tokens needs a pool of such blocks, not one of "
+                f"{self.config.num_blocks} blocks of {self.config.block_size}"
+            )
         self.prefixes, self._space = prefixes, space
         self.counts = Counts()
         self._waiting: list[Seat] = []

@@ -21,7 +21,9 @@ from benchmarks.harness import (
     loop,
     machine,
     metrics,
+    proof,
     results,
+    reuse_metrics,
     series,
     serving,
     slopes,
@@ -300,3 +302,42 @@ def _():
 @mutant("less throughput is better (TensorRT-LLM 18741)", seen_by="metrics")
 def _():
     object.__setattr__(metrics.METRICS["decode_tokens_per_s"], "better", "lower")  # declared so, it would be refused
+
+
+# Reuse.
+
+
+def of_states(name, wrong):
+    metrics.METRICS[name] = dataclasses.replace(metrics.METRICS[name], among=wrong)
+
+
+@mutant("a speedup is over the first prompt of all (omlx 1803)", seen_by="reuse")
+def _():
+    right = reuse_metrics.reuse_speedup
+    of_states("reuse_speedup", lambda states: right({**states, "unseen": states.get("cold", states["unseen"])}))
+
+
+@mutant("a suffix alone is a hit", seen_by="reuse")
+def _():
+    of_states("reuse_speedup", reuse_metrics.reuse_speedup_proxy)
+
+
+@mutant("nobody looks whether anything was found (mlcommons storage 283)", seen_by="reuse")
+def _():
+    everywhere(proof.check_hits, lambda *_: None)
+
+
+@mutant("wrong logits are as good as right ones", seen_by="reuse")
+def _():
+    everywhere(proof.check_reuse, lambda *_: None)
+
+
+@mutant("what ran before is still there (vllm 52884)", seen_by="reuse")
+def _():
+    right = loop._serve_before
+
+    def wrong(subject, prompts, options):
+        subject.forget = lambda **arm: None
+        right(subject, prompts, options)
+
+    everywhere(right, wrong)

@@ -33,6 +33,9 @@ class Subject:
         self.clock, self.speeds = clock, speeds
         self.windows, self.asked, self.is_open = [], [], False
 
+    def forget(self, **arm):
+        pass
+
     def serve(self, inbox, *, name="", step_ms=10, each_ms=0, wrong=None, lacks=None, reason="length"):
         self.windows.append((name, [ask.prompt_ids for ask in inbox]))
         assert not self.is_open, "the window before was not closed"

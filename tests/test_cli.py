@@ -251,7 +251,8 @@ def test_memory_shows_the_plan_for_a_model_without_its_weights(main, machine, ti
 def test_options_reach_the_engine(main, engine):
     main(
         *("generate", "hi", "--model", "m", "--device", "cpu", "--dtype", "bfloat16", "--cache", "none"),
-        *("--prefix-cache", "off", "--max-new-tokens", "3", "--temperature", "0.5", "--top-k", "4", "--top-p", "0.9", "--min-p", "0.1"),
+        *("--prefix-cache", "off"),
+        *("--max-new-tokens", "3", "--temperature", "0.5", "--top-k", "4", "--top-p", "0.9", "--min-p", "0.1"),
         *("--repetition-penalty", "1.5", "--seed", "7", "--stop", "x", "--stop", "y", "--ignore-eos"),
     )
     assert engine.config == EngineConfig(model="m", device="cpu", dtype="bfloat16", cache="none", prefix_cache="off")

@@ -40,6 +40,9 @@ class ScriptedSubject:
         self.speeds = speeds
         self.prompts, self.order, self.asked = [], [], []
 
+    def forget(self, **arm):
+        pass
+
     def stream(self, prompt_ids, num_new_tokens, *, name="", step_ms=1, tokens=None, at_once=False):
         assert num_new_tokens == STREAM["new_tokens"]
         self.prompts.append(prompt_ids)

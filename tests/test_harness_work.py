@@ -26,6 +26,9 @@ class ScriptedSubject:
     relative_tolerance = 0.0
     open_streams = 0
 
+    def forget(self, **arm):
+        pass
+
     def stream(self, prompt_ids, num_new_tokens, *, cached=True, extra=0, wrong=False):
         assert self.open_streams == 0, "the request before was not ended"
         self.open_streams += 1

@@ -30,8 +30,10 @@ ENGINE = {
     "stopping": "",
     "cache": "",
     "cache.blocks": "errors",
+    "cache.prefix": "errors",
     "cache.sizing": "errors config",
-    "scheduler": "errors config request cache.blocks",
+    "seats": "request cache.blocks cache.prefix",
+    "scheduler": "errors config request seats cache.blocks cache.prefix",
     "prompts": "errors",
     "hf_config": "errors config",
     # Names, files and words: no torch before it is needed.
@@ -54,10 +56,11 @@ ENGINE = {
     "weights": "errors config catalog hf_config models.* tokenizer safetensors torch | gguf_file",
     "memory": "errors config cache.sizing models.* psutil torch",
     "answer": "request sampling stopping tokenizer torch",
-    "batch": "config request scheduler cache.* weights torch",
+    "batch": "config request seats cache.* weights torch",
     # Everything meets here.
     "engine": (
-        "errors config request prompts scheduler tokenizer cache.* attention answer batch memory sampling weights torch"
+        "errors config request prompts seats scheduler tokenizer cache.* models.* attention answer batch memory "
+        "sampling weights torch"
     ),
     "cli": "errors config typer | cache.sizing catalog engine memory request weights time datetime",
     "": "| errors config request engine",
@@ -81,12 +84,26 @@ INSTRUMENT = {
     "harness.least_squares": "harness.stats numpy | scipy",
     "harness.hinges": "harness.least_squares harness.stats numpy | scipy",
     "harness.fits": "harness.equations harness.errors harness.hinges harness.least_squares harness.stats numpy",
+    "harness.breakeven": "harness.errors harness.fits harness.least_squares harness.stats numpy",
+    "harness.cost_shape": "harness.errors harness.fits harness.least_squares harness.stats numpy",
+    "harness.prefill_cost": (
+        "harness.breakeven harness.cost_shape harness.errors harness.fits harness.least_squares harness.stats numpy"
+    ),
     # What a metric is, and what a benchmark leaves behind.
     "harness.slopes": "harness.fits harness.timing harness.traffic numpy",
-    "harness.declaration": "harness.errors harness.stats harness.timing harness.traffic",
+    "harness.declaration": "harness.errors harness.fits harness.stats harness.timing harness.traffic",
     "harness.kinds": "harness.declaration",
-    "harness.metrics": "harness.declaration harness.errors harness.kinds harness.slopes harness.traffic",
-    "harness.results": ("harness.errors harness.metrics harness.series harness.stats harness.timing harness.traffic"),
+    "harness.reuse_metrics": (
+        "harness.breakeven harness.declaration harness.errors harness.fits harness.kinds harness.prefill_cost "
+        "harness.stats harness.timing harness.traffic"
+    ),
+    "harness.metrics": (
+        "harness.declaration harness.errors harness.kinds harness.reuse_metrics harness.slopes harness.traffic"
+    ),
+    "harness.results": (
+        "harness.declaration harness.errors harness.fits harness.metrics harness.series harness.stats harness.timing "
+        "harness.traffic"
+    ),
     # Work, counted.
     "harness.garbage": "",
     "harness.files": "",
@@ -95,7 +112,7 @@ INSTRUMENT = {
     "harness.exact": "harness.errors",
     # The machine.
     "harness.clock": "harness.timing time | torch",
-    "harness.slowed": "harness.errors harness.loop harness.serving harness.timing | numpy",
+    "harness.slowed": "harness.errors harness.loop harness.proof harness.serving harness.timing | numpy",
     "harness.overhead": "harness.clock harness.timing",
     "harness.gpu": "| harness.machine pynvml psutil torch",
     "harness.machine": "harness.gpu time | psutil",
@@ -107,23 +124,30 @@ INSTRUMENT = {
         "harness.results harness.timing"
     ),
     # The loop, and what it runs. The adapters are the only files that know an engine, inside functions.
+    "harness.scenes": "harness.arrivals harness.errors harness.serving harness.workload",
+    "harness.proof": "harness.errors harness.timing",
     "harness.loop": (
-        "harness.arrivals harness.errors harness.garbage harness.invariants harness.metrics harness.results "
-        "harness.series harness.serving harness.timing harness.traffic harness.verify harness.workload"
+        "harness.errors harness.garbage harness.invariants harness.metrics harness.proof harness.results "
+        "harness.scenes harness.series harness.serving harness.timing harness.traffic harness.verify harness.workload"
     ),
+    "harness.states": "harness.errors harness.loop harness.metrics harness.proof harness.results harness.scenes",
     "harness.measure": (
-        "harness.arrivals harness.errors harness.loop harness.metrics harness.results harness.slopes harness.timing "
-        "harness.traffic time"
+        "harness harness.arrivals harness.errors harness.loop harness.metrics harness.results harness.scenes "
+        "harness.slopes harness.states harness.timing harness.traffic time"
     ),
     "harness.profiles": "harness.errors",
     "harness.pace": "",
     "harness.ceilings": "harness.clock | torch",
     "harness.efficiency": "harness.metrics harness.results harness.slopes harness.timing",
-    "harness.stepwise": "harness.loop harness.serving harness.timing",
+    "harness.stepwise": "harness.loop harness.proof harness.serving harness.timing",
     "harness.work": (
-        "harness.counters harness.errors harness.loop harness.measure harness.metrics harness.results harness.timing "
-        "harness.token_counts harness.verify harness.workload"
+        "harness.counters harness.errors harness.loop harness.measure harness.metrics harness.popularity "
+        "harness.prefix_traces harness.results harness.scenes harness.serving harness.timing harness.token_counts "
+        "harness.verify harness.workload"
     ),
+    "harness.popularity": "harness.errors",
+    "harness.prefix_traces": "harness.errors harness.popularity",
+    "harness.replacement": "harness.errors numpy",
     "harness.sources": "",
     "harness.sources.sse": "harness.errors",
     "harness.sources.openai": "harness.errors harness.sources.sse harness.timing",
@@ -131,10 +155,20 @@ INSTRUMENT = {
     "harness.sources.llama_cost": "",
     "harness.sources.llama_twin": "| torch transformers",
     "harness.sources.nanoserve": (
-        "harness.errors harness.serving harness.timing | harness.sources.huggingface harness.sources.llama_cost "
-        "harness.sources.llama_twin harness.sources.nanoserve_parts nanoserve nanoserve.* torch"
+        "harness.errors harness.serving harness.sources.nanoserve_reuse harness.timing | "
+        "harness.sources.huggingface harness.sources.llama_cost "
+        "harness.sources.llama_twin harness.sources.nanoserve_parts harness.sources.nanoserve_prefix nanoserve "
+        "nanoserve.* torch"
     ),
     "harness.sources.nanoserve_parts": "harness.errors harness.timing | nanoserve nanoserve.* torch",
+    "harness.sources.nanoserve_prefix": "harness.errors | nanoserve.*",
+    "harness.sources.nanoserve_reuse": (
+        "harness.errors harness.sources.nanoserve_prefix harness.timing | nanoserve nanoserve.* torch"
+    ),
+    "harness.hit_curves": (
+        "harness.curves harness.errors harness.prefix_traces harness.replacement time "
+        "| harness.gate.progress harness.sources.nanoserve_prefix matplotlib rich"
+    ),
     # What people see.
     "harness.report": "harness.metrics harness.results numpy rich | harness.curves",
     "harness.curves": "harness.metrics harness.report harness.results numpy | matplotlib",
@@ -254,21 +288,40 @@ INSTRUMENT = {
         "harness.unreadable nanoserve nanoserve.catalog torch packaging"
     ),
     "asv_suite": "harness.bridge",
-    "bench_*": "harness.arrivals harness.traffic pytest",
+    "bench_*": "harness.arrivals harness.popularity harness.traffic pytest",
     "studies": "",
     "studies.cache_points": "harness.results",
+    "studies.claims": "harness.report harness.stats",
+    "studies.commands": "harness.results typer | harness.archive harness.errors",
     "studies.cache_claims": (
-        "harness.fits harness.report harness.results harness.slopes harness.stats harness.timing studies.cache_points"
+        "harness.fits harness.results harness.slopes harness.stats harness.timing studies.cache_points studies.claims"
     ),
     "studies.cache_picture": ("harness.curves harness.metrics harness.results studies.cache_points | matplotlib"),
     "studies.cache_curve": (
-        "harness.results studies.cache_claims studies.cache_points typer "
-        "| harness.archive harness.errors studies.cache_picture"
+        "harness.results studies.cache_claims studies.cache_points studies.commands | studies.cache_picture"
+    ),
+    "studies.prefix_points": "harness.prefill_cost harness.results harness.stats harness.timing studies.claims",
+    "studies.prefix_rates": (
+        "harness.breakeven harness.popularity harness.report harness.results harness.stats studies.claims "
+        "studies.prefix_points"
+    ),
+    "studies.prefix_claims": (
+        "harness.prefill_cost harness.results harness.stats harness.timing studies.claims studies.prefix_points "
+        "studies.prefix_rates"
+    ),
+    "studies.prefix_picture": (
+        "harness.curves harness.prefill_cost harness.report harness.results harness.stats studies.claims "
+        "studies.prefix_points numpy | matplotlib"
+    ),
+    "studies.prefix_costs": (
+        "harness.report harness.results harness.stats studies.claims studies.commands studies.prefix_claims "
+        "studies.prefix_points | studies.prefix_picture"
     ),
     "studies.gate_power": "studies.gates typer time | harness.gate.*",
     "studies.gates": "harness.gate.* harness.metrics harness.stats | asv asv_runner",
     "__main__": (
-        "harness.gate.cli typer | harness.doctor harness.archive harness.count_gate harness.errors harness.exports"
+        "harness.gate.cli typer | harness.doctor harness.archive harness.count_gate harness.errors harness.exports "
+        "harness.hit_curves"
     ),
     "": "",
 }
@@ -276,8 +329,8 @@ INSTRUMENT = {
 TABLE = {"nanoserve": ENGINE, "benchmarks": INSTRUMENT}
 
 WITHOUT_TORCH = (
-    "errors", "config", "request", "cache.blocks", "cache.sizing", "scheduler", "stopping", "prompts", "hf_config",
-    "catalog", "fetch", "tokenizer", "cli", "",
+    "errors", "config", "request", "cache.blocks", "cache.prefix", "cache.sizing", "seats", "scheduler", "stopping",
+    "prompts", "hf_config", "catalog", "fetch", "tokenizer", "cli", "",
 )  # fmt: skip
 
 MAY_READ_ENVIRONMENT = frozenset({"catalog.py", "server.py", "cli.py"})

@@ -94,6 +94,20 @@ def test_bad_options_are_refused(options, message):
         PrefixTree(*options)
 
 
+def test_a_prefix_is_not_longer_than_its_prompt():
+    store = Store(4, block_size=2)
+    store.serve(range(8))
+    with pytest.raises(BlockError, match="a prefix of 8 tokens is longer than a prompt of 7"):
+        store.tree.admit(store.tree.find(range(8)), 7)
+    assert store.tree.counts.num_queries == 1
+
+
+@pytest.mark.parametrize("config", [{"num_blocks": 4, "block_size": 8}, {"block_size": 4}])
+def test_the_blocks_of_a_pool_and_of_its_prefixes_are_of_one_size(config):
+    with pytest.raises(ConfigError, match="a prefix cache of blocks of 4 tokens needs a pool of such blocks"):
+        Scheduler(SchedulerConfig(**config), PrefixTree(4))
+
+
 # What goes first.
 
 

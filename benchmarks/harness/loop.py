@@ -1,7 +1,7 @@
-"""The sampling loop: warm up, interleave the arms, check every run.
+"""The sampling loop: prove what is reused, warm up, interleave the arms, check every run.
 
 Knows the order in which things run and what makes a run wrong. Refuses to know metrics, pytest, nanoserve and devices:
-it is given a subject, a clock, a turn to take for each run, and somewhere to say how far it has come.
+it is given scenes, a subject, a clock, a turn to take for each run, and somewhere to say how far it has come.
 """
 
 import contextlib
@@ -10,14 +10,15 @@ import itertools
 import random
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeVar
 
-from benchmarks.harness.arrivals import Arrival
 from benchmarks.harness.errors import InstrumentError
 from benchmarks.harness.garbage import without_collections
 from benchmarks.harness.invariants import check_run, check_window
 from benchmarks.harness.metrics import metric
+from benchmarks.harness.proof import Reuse, check_hits
 from benchmarks.harness.results import Flag
+from benchmarks.harness.scenes import Act, Prompt, Scene
 from benchmarks.harness.series import is_settled, what_is_odd
 from benchmarks.harness.serving import Ask, Told, measure_window
 from benchmarks.harness.timing import Clock, Emission, RunTiming, measure_stream
@@ -25,14 +26,13 @@ from benchmarks.harness.traffic import duration_s
 from benchmarks.harness.verify import check_length, check_same_tokens
 from benchmarks.harness.workload import Workload
 
+T = TypeVar("T")
+
 Window = tuple[RunTiming, ...]
-"""The requests that ran together: one, where one is streamed."""
+"""The requests of one scene, in their order: one, where one is streamed."""
 
 Sample = dict[str, tuple[Window, ...]]
 """What each arm ran in one sample: one window for each load of the test."""
-
-Load = Sequence[Arrival]
-"""The requests of a window, and when they are due."""
 
 Say = Callable[[str, int, int], None]
 """Takes the phase, which run of it begins, from 1, and how many there are at most."""
@@ -68,6 +68,35 @@ class Subject(Protocol):
         """Logits of the token after `token_ids`; asked only to judge a difference between arms."""
         ...
 
+    def forget(self, **arm: Any) -> None:
+        """Drop whatever the arm would find again of the prompts that it has served."""
+        ...
+
+    def num_reusable(self, num_stored: int, num_prompt_tokens: int, **arm: Any) -> int:
+        """How much of a prompt is found again that begins with so many stored positions; 0 where nothing is stored."""
+        ...
+
+    def reuse_logits(self, prompt_ids: Sequence[int], prefix_tokens: int, **arm: Any) -> Reuse:
+        """Logits behind a prompt without any cache, and with its first `prefix_tokens` served before."""
+        ...
+
+    def predict_hits(self, prompts: Sequence[Sequence[int]], **arm: Any) -> Sequence[int]:
+        """Tokens of each prompt that are found again when they are served one after another, for one token each."""
+        ...
+
+
+Proof = Callable[[Subject], None]
+"""Raises WrongOutputError where a subject is not worth timing."""
+
+
+def untimed(subject: Subject, act: Callable[[Subject], T]) -> T:
+    """Let `act` use a subject for what nobody times: nothing is slowed down, and it is one turn where turns are taken.
+
+    A wrapper has a method `untimed` for it, which takes `act` alone.
+    """
+    own: Callable[[Callable[[Subject], T]], T] | None = getattr(subject, "untimed", None)
+    return act(subject) if own is None else own(act)
+
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class WarmUp:
@@ -85,7 +114,8 @@ class WarmUp:
 class Plan:
     """What a test declares and how often it is sampled. `arms` maps a name to the options of the subject.
 
-    `name` tells a test from every other: no two tests run the same prompts, so none warms a cache for another.
+    `name` tells a test from every other: no two tests run the same prompts, so none warms a cache for another. An
+    arm's option "state" is none of the subject's: it is taken out of `arms`, and goes into `states`.
     """
 
     name: str
@@ -93,8 +123,13 @@ class Plan:
     arms: Mapping[str, Mapping[str, Any]]
     num_samples: int = 1
     warm_up: WarmUp = WarmUp()
+    states: Mapping[str, str] = dataclasses.field(default_factory=dict)
 
     def __post_init__(self) -> None:
+        states = {arm: options["state"] for arm, options in self.arms.items() if "state" in options}
+        bare = {arm: {k: v for k, v in options.items() if k != "state"} for arm, options in self.arms.items()}
+        object.__setattr__(self, "states", {**self.states, **states})
+        object.__setattr__(self, "arms", bare)
         for name in self.quantities:
             metric(name)
         if not self.quantities or not self.arms:
@@ -109,40 +144,47 @@ class Loop:
     def __init__(self, plan: Plan, subject: Subject, clock: Clock, *, say: Say, turn: Turn, nap: Nap) -> None:
         self._plan, self._subject, self._clock, self._nap = plan, subject, clock, nap
         self._say, self._turn = say, turn
-        self._serves = False
         self._same_tokens = True
         self.samples: list[Sample] = []
         self.flags: list[Flag] = []
         self.details: dict[str, Any] = {}
 
-    def run(self, loads: Sequence[Load], *, serves: bool = False, same_tokens: bool = True) -> None:
+    def run(self, acts: Sequence[Act], *, same_tokens: bool = True, proofs: Sequence[tuple[str, Proof]] = ()) -> None:
         """Run every load once per arm and sample; loads and arms in random order inside each sample.
 
-        A load of one request is streamed, or, with `serves`, sent like any other window. All arms of a sample get the
-        same prompts and have to produce the same tokens, as many as was asked, unless `same_tokens` is off. Raises
-        WrongOutputError otherwise.
+        `proofs`, each of an arm, come before the first warm-up. Arms of a sample that get the same prompt have to
+        produce the same tokens, as many as was asked, unless `same_tokens` is off. Raises WrongOutputError otherwise.
         """
         if self.samples:
             raise InstrumentError("this test has run already; make the second shape a parameter of the test")
-        self._serves, self._same_tokens = serves, same_tokens
+        self._same_tokens = same_tokens
         with without_collections():
-            self._warm_up(loads)
-            self._take_samples(loads)
+            self._forget()
+            for arm, proof in proofs:
+                with self._turn(arm, None):
+                    untimed(self._subject, proof)
+            self._warm_up(acts)
+            self._take_samples(acts)
         for arm in self._plan.arms:
-            for place, load in enumerate(loads):
+            for place, act in enumerate(acts):
                 series = [_seconds(sample[arm][place : place + 1]) for sample in self.samples]
-                where = f", with {_told(load)}" if len(loads) > 1 else ""
+                where = f", with {act.name}" if len(acts) > 1 else ""
                 self.flags += [Flag(kind=kind, arm=arm, what=what + where) for kind, what in what_is_odd(series)]
+
+    def _forget(self) -> None:
+        """What another test of the same prompts has left behind. Arms in a state forget before each run anyway."""
+        for options in self._plan.arms.values() if not self._plan.states else ():
+            self._subject.forget(**options)
 
     def durations_s(self, arm: str) -> list[float]:
         """How long each sample of an arm took, all its loads together."""
         return [_seconds(sample[arm]) for sample in self.samples]
 
-    def _warm_up(self, loads: Sequence[Load]) -> None:
+    def _warm_up(self, acts: Sequence[Act]) -> None:
         limit, spent_s = self._plan.warm_up, 0.0
         turns: list[Sample] = []
         while len(turns) < limit.max_runs and spent_s < limit.max_s:
-            turns.append(self._take_sample(loads, "warm-up", len(turns), limit.max_runs))
+            turns.append(self._take_sample(acts, "warm-up", len(turns), limit.max_runs))
             durations = {arm: [_seconds(turn[arm]) for turn in turns] for arm in self._plan.arms}
             restless = [arm for arm, series in durations.items() if not is_settled(series)]
             spent_s = sum(itertools.chain.from_iterable(durations.values()))
@@ -153,78 +195,90 @@ class Loop:
             what = f"was still changing after {len(turns)} warm-up runs, {spent_s:.2g} s"
             self.flags += [Flag(kind="warm-up", arm=arm, what=what) for arm in restless]
 
-    def _take_samples(self, loads: Sequence[Load]) -> None:
+    def _take_samples(self, acts: Sequence[Act]) -> None:
         num = self._plan.num_samples
         with contextlib.suppress(Enough):
             while len(self.samples) < num:
-                self.samples.append(self._take_sample(loads, "sample", len(self.samples), num))
+                self.samples.append(self._take_sample(acts, "sample", len(self.samples), num))
 
-    def _take_sample(self, loads: Sequence[Load], phase: str, number: int, total: int) -> Sample:
+    def _take_sample(self, acts: Sequence[Act], phase: str, number: int, total: int) -> Sample:
         """Every load once, in an order drawn as that of the arms is."""
         self._say(phase, number + 1, total)
-        windows = {place: self._run_arms(loads, place, phase, number) for place in _order(len(loads), phase, number)}
-        return {arm: tuple(windows[place][arm] for place in range(len(loads))) for arm in self._plan.arms}
+        windows = {place: self._run_arms(acts[place], phase, number) for place in _order(len(acts), phase, number)}
+        return {arm: tuple(windows[place][arm] for place in range(len(acts))) for arm in self._plan.arms}
 
-    def _run_arms(self, loads: Sequence[Load], which: int, phase: str, number: int) -> dict[str, Window]:
-        """One window of every arm on the same prompts, checked off the clock."""
-        asks = self._asks(loads[which], which, phase, number)
+    def _run_arms(self, act: Act, phase: str, number: int) -> dict[str, Window]:
+        """One window of every arm, checked off the clock."""
+        scenes = {arm: act.scene(arm, phase, number) for arm in self._plan.arms}
         sample, arms = number if phase == "sample" else None, list(self._plan.arms)
-        windows = {arms[at]: self._run(arms[at], asks, sample) for at in _order(len(arms), phase, number)}
+        ran = {arms[at]: self._run(arms[at], scenes[arms[at]], sample) for at in _order(len(arms), phase, number)}
         if self._same_tokens:
-            for place, ask in enumerate(asks):
-                self._compare(ask, {_whose(arm, place, asks): windows[arm][place].token_ids for arm in arms})
-        return windows
+            self._compare({arm: ran[arm] for arm in arms})
+        return {arm: tuple(run for _, run in told) for arm, told in ran.items()}
 
-    def _asks(self, load: Load, which: int, phase: str, number: int) -> list[Ask]:
-        """What to send; no two requests of a test have one prompt, which a cache would find again."""
-        asks = []
-        for place, each in enumerate(load):
-            words = (self._plan.name, phase, number, *([which, place] if self._serves else []))
-            prompt = _workload(each).prompt(self._subject.vocab_size, *words)
-            asks.append(Ask(f"{phase}-{number}-{place}", each.due_s, prompt, each.new_tokens))
-        return asks
+    def _compare(self, ran: Mapping[str, "Ran"]) -> None:
+        """Hold those answers of the arms against each other whose prompts are equal."""
+        for place in range(max(map(len, ran.values()))):
+            outputs: dict[Prompt, dict[str, tuple[int, ...]]] = {}
+            for arm, told in ran.items():
+                for prompt, run in told[place : place + 1]:
+                    outputs.setdefault(prompt, {})[_whose(arm, place, told)] = run.token_ids
+            for prompt, answers in outputs.items():
+                self._compare_answers(prompt, answers)
 
-    def _compare(self, ask: Ask, outputs: dict[str, tuple[int, ...]]) -> None:
+    def _compare_answers(self, prompt: Prompt, answers: dict[str, tuple[int, ...]]) -> None:
         tolerance = self._subject.relative_tolerance
-        ties = check_same_tokens(ask.prompt_ids, outputs, self._subject.next_logits, tolerance)
+        ties = check_same_tokens(prompt, answers, self._subject.next_logits, tolerance)
         self.flags += [Flag(kind="near-tie", arm="", what=tie) for tie in ties]
 
-    def _run(self, arm: str, asks: Sequence[Ask], number: int | None) -> Window:
-        window = self._window(arm, asks, number)
-        for place, (run, ask) in enumerate(zip(window, asks, strict=True)):
-            workload = Workload(prompt_tokens=len(ask.prompt_ids), new_tokens=ask.new_tokens)
-            check_length(run, workload, _whose(arm, place, asks))
-            check_run(run)
-        check_window(window)
-        return window
-
-    def _window(self, arm: str, asks: Sequence[Ask], number: int | None) -> Window:
-        subject, options = self._subject, self._plan.arms[arm]
-        if self._serves:
-            with self._turn(arm, number):
-                return measure_window(lambda inbox: subject.serve(inbox, **options), asks, self._clock, self._nap)
-        (ask,) = asks
-        stream = subject.stream(ask.prompt_ids, ask.new_tokens, **options)
+    def _run(self, arm: str, scene: Scene, number: int | None) -> "Ran":
         with self._turn(arm, number):
-            return (measure_stream(stream, self._clock, num_prompt_tokens=len(ask.prompt_ids)),)
+            ran = self._play(scene, self._plan.arms[arm])
+        for place, (ask, (prompt, run)) in enumerate(zip(scene.asks, ran, strict=True)):
+            whose = _whose(arm, place, ran)
+            check_length(run, Workload(prompt_tokens=len(prompt), new_tokens=ask.new_tokens), whose)
+            check_hits(run, None if scene.hits is None else scene.hits[place], whose)
+            check_run(run)
+        check_window([run for _, run in ran])
+        return ran
+
+    def _play(self, scene: Scene, options: Mapping[str, Any]) -> "Ran":
+        """What was served before, which nobody times, then the window itself."""
+        subject, before = self._subject, scene.before
+        if before is not None:
+            untimed(subject, lambda bare: _serve_before(bare, before, options))
+        if scene.how == "together":
+            runs = measure_window(lambda inbox: subject.serve(inbox, **options), scene.asks, self._clock, self._nap)
+            return [(ask.prompt_ids, run) for ask, run in zip(scene.asks, runs, strict=True)]
+        ran: Ran = []
+        for ask in scene.asks:
+            said = ran[-1][0] + ran[-1][1].token_ids if ran and scene.how == "carried" else ()
+            prompt = said + ask.prompt_ids
+            stream = subject.stream(prompt, ask.new_tokens, **options)
+            name, num = ask.request_id, len(prompt)
+            ran.append((prompt, measure_stream(stream, self._clock, request_id=name, num_prompt_tokens=num)))
+        return ran
 
 
-def _workload(arrival: Arrival) -> Workload:
-    return Workload(prompt_tokens=arrival.prompt_tokens, new_tokens=arrival.new_tokens)
+Ran = list[tuple[Prompt, RunTiming]]
+"""The requests of a window as they were sent, and what became of them."""
 
 
-def _whose(arm: str, place: int, asks: Sequence[Ask]) -> str:
+def _serve_before(subject: Subject, prompts: Sequence[Prompt], options: Mapping[str, Any]) -> None:
+    """Everything else is forgotten; each of these runs to its first token, after which all of it is stored."""
+    subject.forget(**options)
+    for prompt in prompts:
+        for _ in subject.stream(prompt, 1, **options):
+            pass
+
+
+def _whose(arm: str, place: int, ran: Ran) -> str:
     """What tells an answer from the others of its sample."""
-    return arm if len(asks) == 1 else f"{arm}'s request {place}"
+    return arm if len(ran) == 1 else f"{arm}'s request {place}"
 
 
 def _seconds(windows: Sequence[Window]) -> float:
     return sum(duration_s(window) or 0.0 for window in windows)
-
-
-def _told(load: Load) -> str:
-    """What tells a load from the others of its test."""
-    return f"a prompt of {load[0].prompt_tokens}" if len(load) == 1 else f"{len(load)} requests"
 
 
 def _order(num: int, phase: str, number: int) -> list[int]:

@@ -4,9 +4,11 @@ A name that is not declared here is refused everywhere. METHODOLOGY.md has the f
 """
 
 import functools
+
 from benchmarks.harness.declaration import Metric
 from benchmarks.harness.errors import UndeclaredMetricError
 from benchmarks.harness.kinds import coefficient, count, if_defined, latency, rate, ratio
+from benchmarks.harness.reuse_metrics import REUSE_METRICS
 from benchmarks.harness.slopes import (
     batch_knee_requests,
     batch_scaling,
@@ -118,7 +120,7 @@ _RATES = (
     ),
     rate(
         "hit_rate", "Hit rate", "prompt tokens found in a cache / prompt tokens, all requests together",
-        weighting="window", unit="share", over=hit_rate,
+        weighting="window", unit="share", in_sequence=True, over=hit_rate,
     ),
 )  # fmt: skip
 
@@ -241,9 +243,11 @@ _COUNTS = (
     count("num_padding", "tokens", "positions that ran for requests that had ended already"),
     count("num_preemptions", "preemptions", "requests that had to give their blocks back"),
     count("num_steps_to_first_answer", "steps", "steps until a first request was released, as a batch or alone"),
+    count("num_missed_requests", "requests", "requests whose prompt a prefix cache did not find, first uses included"),
+    count("num_missed_blocks", "blocks", "blocks of prompts that a prefix cache did not find, first uses included"),
 )
 
-METRICS = {each.name: each for each in (*_LATENCIES, *_RATES, *_RATIOS, *_CURVES, *_SHARES, *_COUNTS)}
+METRICS = {each.name: each for each in (*_LATENCIES, *_RATES, *_RATIOS, *_CURVES, *_SHARES, *REUSE_METRICS, *_COUNTS)}
 
 STREAM_METRICS = tuple(name for name, each in METRICS.items() if each.is_of_runs)
 """The metrics that runs yield that were sent one after another, each in a window of its own."""

@@ -17,6 +17,7 @@ from benchmarks.harness.results import BenchmarkResult, Measurement
 
 _SCALES = ((1.0, "s", 1.0), (1e-3, "ms", 1e3), (0.0, "us", 1e6))
 _WIDTH = 110
+_MANY_COLUMNS = 8
 
 
 def print_summary(results: Sequence[BenchmarkResult], curve_folder: Path, terminal: Any) -> None:
@@ -92,18 +93,21 @@ def _table(metric: Metric, rows: Rows, factor: float) -> Table:
 
 
 def _table_of_counts(results: Sequence[BenchmarkResult]) -> Table:
-    """A row per count, a column per case and arm: counts have neither n nor interval."""
-    columns: dict[str, dict[Metric, float | None]] = {}
+    """A row per count, a column per case and arm, or the other way round where these are many."""
+    found: dict[str, dict[Metric, float | None]] = {}
     for result in results:
         for m in result.measurements:
             if m.metric.is_exact:
-                columns.setdefault(f"{result.case} {m.arm}".strip(), {})[m.metric] = m.value
+                found.setdefault(f"{result.case} {m.arm}".strip(), {})[m.metric] = m.value
+    counts = [metric for metric in METRICS.values() if any(metric in each for each in found.values())]
+    rows = [["count", *found], *([of.title, *(_count_text(each.get(of)) for each in found.values())] for of in counts)]
+    if len(found) > _MANY_COLUMNS:
+        rows = [list(row) for row in zip(*rows, strict=True)]
     table = Table(box=None, padding=(0, 2, 0, 0))
-    table.add_column("count")
-    for name in columns:
-        table.add_column(name, justify="right")
-    for metric in [metric for metric in METRICS.values() if any(metric in column for column in columns.values())]:
-        table.add_row(metric.title, *(_count_text(column.get(metric)) for column in columns.values()))
+    for heading in rows[0]:
+        table.add_column(heading, justify="left" if heading == rows[0][0] else "right")
+    for row in rows[1:]:
+        table.add_row(*row)
     table.add_row()
     return table
 

@@ -8,7 +8,9 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from benchmarks.harness.declaration import ByState
 from benchmarks.harness.errors import InstrumentError
+from benchmarks.harness.fits import Root
 from benchmarks.harness.metrics import Metric
 from benchmarks.harness.series import outliers
 from benchmarks.harness.stats import (
@@ -92,8 +94,8 @@ class Measurement:
 class Flag:
     """Why a number is not to be trusted without a second look.
 
-    `kind` is one of warm-up, first, drift, step, outlier, contaminated, near-tie, resolution, ceiling, resumed; `arm`
-    is "" where it concerns the whole case.
+    `kind` is one of warm-up, first, drift, step, outlier, contaminated, near-tie, resolution, ceiling, resumed,
+    undefined; `arm` is "" where it concerns the whole case.
     """
 
     kind: str
@@ -219,11 +221,30 @@ def summarise_pairs(
     """
     by_window = [_pair_values(metric, slow, fast) for slow, fast in pairs]
     samples = [value for values in by_window if (value := _middle(metric, values)) is not None]
-    num = sum(map(len, by_window))
+    return _compared(metric, arm, samples, sum(map(len, by_window)))
+
+
+def summarise_states(metric: Metric, samples: Sequence[ByState]) -> Measurement:
+    """What the windows of a sample tell together, one in each state; one number for each sample that has one."""
+    assert metric.among is not None, f"{metric.name} compares no states"
+    values = [value for by_state in samples if (value := metric.among(by_state)) is not None]
+    return _compared(metric, metric.label, values, len(values))
+
+
+def root_of_pool(metric: Metric, root: Root, num_samples: int) -> Measurement:
+    """What all samples say together, with the interval that it brought along: no sample has a number of its own."""
+    return Measurement(
+        metric=metric, arm=metric.label, value=root.value, samples=(), num_observations=num_samples,
+        low=root.low, high=root.high,
+    )  # fmt: skip
+
+
+def _compared(metric: Metric, arm: str, samples: Sequence[float], num_observations: int) -> Measurement:
+    """Ratios on logarithms; a coefficient may be below zero."""
     interval = quantile_interval(samples, 0.5) if metric.coefficient else _middle_ratio(samples).interval
     return Measurement(
-        metric=metric, arm=arm, value=_middle(metric, samples), samples=tuple(samples), num_observations=num,
-        low=interval.low, high=interval.high,
+        metric=metric, arm=arm, value=_middle(metric, samples), samples=tuple(samples),
+        num_observations=num_observations, low=interval.low, high=interval.high,
     )  # fmt: skip
 
 

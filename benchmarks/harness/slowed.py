@@ -11,7 +11,8 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any, TypeVar
 
 from benchmarks.harness.errors import InstrumentError
-from benchmarks.harness.loop import Subject
+from benchmarks.harness.loop import Subject, untimed
+from benchmarks.harness.proof import Reuse
 from benchmarks.harness.serving import Ask, Told, close_steps
 from benchmarks.harness.timing import Clock, Emission
 
@@ -21,7 +22,8 @@ T = TypeVar("T")
 class Slowed:
     """Streams what `subject` streams, each step (1 + share) times as long. Everything else is the subject's own.
 
-    A share of 0 reads the clock and works for no time: what is left of it is the instrument's own cost.
+    A share of 0 reads the clock and works for no time: what is left of it is the instrument's own cost. What comes
+    before a timed run, untimed, is as fast as ever.
     """
 
     def __init__(self, subject: Subject, share: float, clock: Clock) -> None:
@@ -39,6 +41,22 @@ class Slowed:
     def serve(self, inbox: deque[Ask], **arm: Any) -> Iterator[Told]:
         """The same, for steps of many requests."""
         return self._lengthened(self._subject.serve(inbox, **arm))
+
+    def untimed(self, act: Callable[[Subject], T]) -> T:
+        """See `loop.untimed`."""
+        return untimed(self._subject, act)
+
+    def forget(self, **arm: Any) -> None:
+        self._subject.forget(**arm)
+
+    def num_reusable(self, num_stored: int, num_prompt_tokens: int, **arm: Any) -> int:
+        return self._subject.num_reusable(num_stored, num_prompt_tokens, **arm)
+
+    def reuse_logits(self, prompt_ids: Sequence[int], prefix_tokens: int, **arm: Any) -> Reuse:
+        return self._subject.reuse_logits(prompt_ids, prefix_tokens, **arm)
+
+    def predict_hits(self, prompts: Sequence[Sequence[int]], **arm: Any) -> Sequence[int]:
+        return self._subject.predict_hits(prompts, **arm)
 
     def _lengthened(self, steps: Iterator[T]) -> Iterator[T]:
         try:

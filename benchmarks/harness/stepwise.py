@@ -10,7 +10,8 @@ from collections import deque
 from collections.abc import Callable, Generator, Iterator, Sequence
 from typing import Any, TypeVar
 
-from benchmarks.harness.loop import Subject
+from benchmarks.harness.loop import Subject, untimed
+from benchmarks.harness.proof import Reuse
 from benchmarks.harness.serving import Ask, Told, close_steps
 from benchmarks.harness.timing import Clock, Emission
 
@@ -40,6 +41,8 @@ class Stepwise:
     """Streams what `subject` streams. Each step, and whoever stamps it, runs between `begin` and `end`.
 
     `begin` may wait, and `end` may let another run: `clock` stands still in both. Everything else is the subject's own.
+    What comes before a timed run, untimed, is one turn however many steps it has: nobody compares them, and meanwhile
+    the other measures nothing that it would disturb.
     """
 
     def __init__(
@@ -60,6 +63,28 @@ class Stepwise:
     def serve(self, inbox: deque[Ask], **arm: Any) -> Iterator[Told]:
         """The same, one step of all requests a turn."""
         return self._in_turns(self._subject.serve(inbox, **arm))
+
+    def untimed(self, act: Callable[[Subject], T]) -> T:
+        """See `loop.untimed`."""
+        with self._clock.stopped():
+            self._begin()
+        try:
+            return untimed(self._subject, act)
+        finally:
+            with self._clock.stopped():
+                self._end()
+
+    def forget(self, **arm: Any) -> None:
+        self._subject.forget(**arm)
+
+    def num_reusable(self, num_stored: int, num_prompt_tokens: int, **arm: Any) -> int:
+        return self._subject.num_reusable(num_stored, num_prompt_tokens, **arm)
+
+    def reuse_logits(self, prompt_ids: Sequence[int], prefix_tokens: int, **arm: Any) -> Reuse:
+        return self._subject.reuse_logits(prompt_ids, prefix_tokens, **arm)
+
+    def predict_hits(self, prompts: Sequence[Sequence[int]], **arm: Any) -> Sequence[int]:
+        return self._subject.predict_hits(prompts, **arm)
 
     def _in_turns(self, steps: Iterator[T]) -> Generator[T, None, None]:
         try:

@@ -7,23 +7,32 @@ taken is for pytest-benchmark's table only.
 
 import contextlib
 import functools
-from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, Protocol
+import statistics
+from collections import deque
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, Protocol, TypeVar
 
 from benchmarks.harness.counters import Work, count_work
 from benchmarks.harness.errors import InstrumentError
 from benchmarks.harness.loop import Plan, Subject
 from benchmarks.harness.measure import check_kept
 from benchmarks.harness.metrics import WORK_METRICS, metric
+from benchmarks.harness.popularity import zipf_order
+from benchmarks.harness.prefix_traces import read_trace
 from benchmarks.harness.results import Flag, Measurement, exact_count
+from benchmarks.harness.scenes import Prompts
+from benchmarks.harness.serving import Ask, close_steps
 from benchmarks.harness.timing import Clock, Emission, RunTiming, measure_call
 from benchmarks.harness.token_counts import Step, count_tokens
 from benchmarks.harness.verify import check_same_tokens
 from benchmarks.harness.workload import Workload
 
+T = TypeVar("T")
+
 
 class CountedSubject(Subject, Protocol):
-    """A subject that also tells what its requests hold."""
+    """A subject that also tells what its requests hold, and what its scheduler and its prefix cache decide."""
 
     def held(self, **arm: Any) -> Mapping[str, int | None]:
         """What running requests hold now, by metric; None where the subject cannot tell, or has no such thing."""
@@ -31,6 +40,10 @@ class CountedSubject(Subject, Protocol):
 
     def count_schedule(self, prompt_tokens: int, new_tokens: Sequence[int], **scheduling: Any) -> Mapping[str, int]:
         """What comes about, by metric, when requests with these budgets come at once and the model takes no time."""
+        ...
+
+    def count_hits(self, requests: Sequence[Sequence[Hashable]], *, policy: str, capacity: int | None) -> Sequence[int]:
+        """How many blocks of each request, given by their keys, a prefix cache of so many blocks finds again."""
         ...
 
 
@@ -67,6 +80,55 @@ class CountWork:
             self._add(arm, count())
             self._durations_s[arm] = measure_call(count, self._clock)
 
+    def hit_rate(self, *, num_requests: int, num_prompts: int, alpha: float, seeds: int) -> None:
+        """Count which requests a prefix cache misses when their prompts, of a block each, are drawn by Zipf's law.
+
+        Arms are a `policy` and `slots`, the prompts that fit, None for all. The seeds are those below `seeds`: the
+        count is their sum, and exact; `details` has mean and standard deviation of their hit rates.
+        """
+        self._refuse_second()
+        if seeds < 1:
+            raise InstrumentError(f"seeds is at least 1, not {seeds}")
+        orders = [zipf_order(num_requests, num_prompts, alpha, seed) for seed in range(seeds)]
+        draws = [[(prompt,) for prompt in order] for order in orders]
+        for arm, options in self._plan.arms.items():
+            policy, slots = _exactly(arm, options, "policy", "slots")
+            count = functools.partial(self._subject.count_hits, policy=policy, capacity=slots)
+            hits = self._timed(arm, functools.partial(_sums, count, draws))
+            self._add(arm, {"num_missed_requests": seeds * num_requests - sum(hits)})
+            self._keep_rate(arm, [each / num_requests for each in hits])
+
+    def replay(self, trace_path: Path) -> None:
+        """Count which blocks of a recorded trace a prefix cache misses. Arms are a `policy` and a `capacity` in blocks.
+
+        Raises InstrumentError for a trace with any fault: what is followed over commits is good as a whole.
+        """
+        self._refuse_second()
+        recorded, faults = read_trace(trace_path)
+        if faults:
+            raise InstrumentError(faults[0])
+        requests = [each.hash_ids for each in recorded]
+        num_blocks = sum(map(len, requests))
+        for arm, options in self._plan.arms.items():
+            policy, capacity = _exactly(arm, options, "policy", "capacity")
+            count = functools.partial(self._subject.count_hits, requests, policy=policy, capacity=capacity)
+            hits = sum(self._timed(arm, count))
+            self._add(arm, {"num_missed_blocks": num_blocks - hits})
+            self._keep_rate(arm, [hits / num_blocks])
+
+    def sharing(self, *, num_requests: int, prefix_tokens: int, suffix_tokens: int) -> None:
+        """Count what requests hold together that begin alike, after the first token of each; the prefix ran before."""
+        self._refuse_second()
+        prompts = Prompts(test=self._plan.name, vocab_size=self._subject.vocab_size)
+        prefix = prompts(prefix_tokens, 1, "prefix")
+        asks = [
+            Ask(str(place), 0.0, prefix + prompts(suffix_tokens, 1, "suffix", place), 2)
+            for place in range(num_requests)
+        ]
+        for arm, options in self._plan.arms.items():
+            count = functools.partial(_held_together, self._subject, prefix, asks, options)
+            self._add(arm, self._timed(arm, count))
+
     def close(self) -> None:
         """Raise UndeclaredMetricError when the test counted less than it declared."""
         check_kept(self._plan.quantities, self.measurements)
@@ -98,6 +160,16 @@ class CountWork:
         at.prepare()
         return measure_call(at.run_step, self._clock)
 
+    def _timed(self, arm: str, count: Callable[[], T]) -> T:
+        """What is counted, and how long the counting took: once is enough for both."""
+        found: list[T] = []
+        self._durations_s[arm] = measure_call(lambda: found.append(count()), self._clock)
+        return found[0]
+
+    def _keep_rate(self, arm: str, rates: Sequence[float]) -> None:
+        spread = {"sd": statistics.stdev(rates), "num_seeds": len(rates)} if len(rates) > 1 else {}
+        self.details.setdefault("hit_rate", {})[arm] = {"mean": statistics.fmean(rates), **spread}
+
     def _keep(self, arm: str, work: Work, at: "_AtStep") -> None:
         counted = work.counts() | _tokens_of_last_step(at.emissions, at.num_prompt_tokens)
         counted |= self._subject.held(**at.options)
@@ -106,6 +178,33 @@ class CountWork:
 
     def _add(self, arm: str, counted: Mapping[str, int | None]) -> None:
         self.measurements += [exact_count(metric(name), arm, counted.get(name)) for name in self._plan.quantities]
+
+
+def _sums(count: Callable[[T], Sequence[int]], given: Sequence[T]) -> list[int]:
+    return [sum(count(each)) for each in given]
+
+
+def _exactly(arm: str, options: Mapping[str, Any], *names: str) -> list[Any]:
+    """The values of these options, in this order. Raises InstrumentError for an arm that has others."""
+    if set(options) != set(names):
+        raise InstrumentError(f"arm {arm!r} has the options {dict(options)!r}; here they are: {', '.join(names)}")
+    return [options[name] for name in names]
+
+
+def _held_together(
+    subject: CountedSubject, prefix: Sequence[int], asks: Sequence[Ask], options: Mapping[str, Any]
+) -> Mapping[str, int | None]:
+    """What the subject holds when each of these requests has its first token, of two."""
+    subject.forget(**options)
+    for _ in subject.stream(prefix, 1, **options):
+        pass
+    steps, begun = subject.serve(deque(asks), **options), set[str]()
+    try:
+        while len(begun) < len(asks):
+            begun |= {request_id for request_id, _ in next(steps)}
+        return subject.held(**options)
+    finally:
+        close_steps(steps)
 
 
 class _AtStep:
@@ -137,8 +236,9 @@ class _AtStep:
         close()
 
     def prepare(self) -> None:
-        """Begin anew and run the steps before the one that counts; the old request is ended first."""
+        """Begin anew and run the steps before the one that counts; the old request is ended, and forgotten, first."""
         self.close()
+        self._subject.forget(**self.options)
         self._stream = self._subject.stream(self._prompt, self._new_tokens, **self.options)
         self.emissions = [next(self._stream) for _ in range(self._num_steps_before)]
 

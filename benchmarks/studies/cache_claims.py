@@ -3,32 +3,20 @@
 Knows what was claimed and what would refute it. Refuses to decide where an interval holds both: "cannot tell".
 """
 
-import dataclasses
 import math
 from collections.abc import Callable, Iterator, Sequence
-from typing import Literal
 
 from benchmarks.harness.fits import Fit, best_fit, crossover, growth
-from benchmarks.harness.report import number_text
 from benchmarks.harness.results import BenchmarkResult
 from benchmarks.harness.slopes import PER_TOKENS, itl_ratio_slope, itl_slope_s, speedup_if_constant, speedup_of_totals
-from benchmarks.harness.stats import Estimate, Interval, paired_ratio, quantile, quantile_interval
+from benchmarks.harness.stats import Estimate, Interval, quantile
 from benchmarks.harness.timing import RunTiming
 from benchmarks.studies.cache_points import GENERATION, PROMPT, points_of
+from benchmarks.studies.claims import Claim, Verdict, median_of, ratio_of, side, told
 
 _FLAT = 0.1
 
-Verdict = Literal["holds", "holds in part", "does not hold", "cannot tell"]
 Points = Sequence[tuple[int, BenchmarkResult]]
-
-
-@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class Claim:
-    """In the study's words, and what speaks for or against it in ours."""
-
-    text: str
-    verdict: Verdict
-    evidence: str
 
 
 def claims_of(results: Sequence[BenchmarkResult]) -> Iterator[Claim]:
@@ -48,22 +36,23 @@ def claims_of(results: Sequence[BenchmarkResult]) -> Iterator[Claim]:
 def _of_rate(points: Points, arm: str, text: str, *, rises: bool) -> Claim:
     """The rate of the longest answers over that of the shortest."""
     (short, first), (long, last) = points[0], points[-1]
-    found = _ratio([run.e2e_tokens_per_s for run in last.runs[arm]], [run.e2e_tokens_per_s for run in first.runs[arm]])
-    evidence = f"{arm} rate at {long} tokens / rate at {short}: {_told(found)}"
-    return Claim(text=text, verdict=_side(found.interval, 1.0, above=rises), evidence=evidence)
+    longest, shortest = ([run.e2e_tokens_per_s for run in result.runs[arm]] for result in (last, first))
+    found = ratio_of(longest, shortest)
+    evidence = f"{arm} rate at {long} tokens / rate at {short}: {told(found)}"
+    return Claim(text=text, verdict=side(found.interval, 1.0, above=rises), evidence=evidence)
 
 
 def _of_widening(points: Points) -> Claim:
     """How much of the widening speedup is left where the naive path's cost does not grow."""
     (short, first), (long, last) = points[0], points[-1]
-    measured = _ratio(_each(last, speedup_of_totals), _each(first, speedup_of_totals))
-    constant = _ratio(_each(last, speedup_if_constant), _each(first, speedup_if_constant))
-    slope = _median([each for each in _each(last, itl_ratio_slope) if each is not None])
-    verdict = _side(slope.interval, 0.0, above=True)
+    measured = ratio_of(_each(last, speedup_of_totals), _each(first, speedup_of_totals))
+    constant = ratio_of(_each(last, speedup_if_constant), _each(first, speedup_if_constant))
+    slope = median_of([each for each in _each(last, itl_ratio_slope) if each is not None])
+    verdict = side(slope.interval, 0.0, above=True)
     share = _share(measured, constant)
     evidence = (
-        f"the speedup widens {_told(measured)} times from {short} to {long} tokens; at a constant naive cost it would "
-        f"widen {_told(constant)} times{share}; r(L) grows by {_told(slope)} per {PER_TOKENS:,} tokens of context"
+        f"the speedup widens {told(measured)} times from {short} to {long} tokens; at a constant naive cost it would "
+        f"widen {told(constant)} times{share}; r(L) grows by {told(slope)} per {PER_TOKENS:,} tokens of context"
     )
     text = "the widening speedup is O(n) against O(n^2)"
     return Claim(text=text, verdict="holds in part" if verdict == "holds" else verdict, evidence=evidence)
@@ -101,17 +90,13 @@ def _of_decode(points: Points) -> Claim:
     Not over the prompts of the sweep: those cases lie minutes apart, in which a shared host changes more than a cache.
     """
     tokens, last = points[-1]
-    found = _median([slope * 1e6 for run in last.runs["cached"] if (slope := itl_slope_s(run)) is not None])
+    found = median_of([slope * 1e6 for run in last.runs["cached"] if (slope := itl_slope_s(run)) is not None])
     itl_us = 1e6 * (quantile([gap for run in last.runs["cached"] for gap in run.itls_s or ()], 0.5) or 0.0)
     verdict: Verdict = "holds" if _is_within(found.interval, _FLAT * itl_us) else "cannot tell"
-    if _side(found.interval, _FLAT * itl_us, above=True) == "holds":
+    if side(found.interval, _FLAT * itl_us, above=True) == "holds":
         verdict = "does not hold"
-    evidence = f"inside runs of {tokens} tokens ITL grows by {_told(found)} us per {PER_TOKENS:,} tokens of context"
+    evidence = f"inside runs of {tokens} tokens ITL grows by {told(found)} us per {PER_TOKENS:,} tokens of context"
     return Claim(text="decode is flat", verdict=verdict, evidence=evidence)
-
-
-def _median(values: Sequence[float]) -> Estimate:
-    return Estimate(value=quantile(values, 0.5), interval=quantile_interval(values, 0.5), num_samples=len(values))
 
 
 def _is_within(interval: Interval, limit: float) -> bool:
@@ -125,23 +110,3 @@ def _pooled(points: Points, value_of: Callable[[RunTiming], float | None]) -> tu
 
 def _each(result: BenchmarkResult, of: Callable[[RunTiming, RunTiming], float | None]) -> list[float | None]:
     return [of(slow, fast) for slow, fast in zip(result.runs["naive"], result.runs["cached"], strict=True)]
-
-
-def _ratio(above: Sequence[float | None], below: Sequence[float | None]) -> Estimate:
-    """Sample by sample."""
-    pairs = [(a, b) for a, b in zip(above, below, strict=False) if a is not None and b is not None]
-    return paired_ratio([a for a, _ in pairs], [b for _, b in pairs])
-
-
-def _side(interval: Interval, limit: float, *, above: bool) -> Verdict:
-    if interval.low is None or interval.high is None or interval.low <= limit <= interval.high:
-        return "cannot tell"
-    return "holds" if (interval.low > limit) == above else "does not hold"
-
-
-def _told(found: Estimate) -> str:
-    if found.value is None:
-        return "undefined"
-    ends = (found.interval.low, found.interval.high)
-    interval = "" if None in ends else f" [{', '.join(number_text(end) for end in ends if end is not None)}]"
-    return number_text(found.value) + interval

@@ -13,15 +13,13 @@ import dataclasses
 import io
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Annotated
-
-import typer
 
 from benchmarks.harness.results import BenchmarkResult, Measurement
-from benchmarks.studies.cache_claims import Claim, claims_of
+from benchmarks.studies.cache_claims import claims_of
 from benchmarks.studies.cache_points import GENERATION, PROMPT, Sweep, points_of
+from benchmarks.studies.commands import command
 
-ROOT = Path(__file__).parents[2]
+NAME = "the cache as a curve, not a number"
 
 PUBLISHED: Mapping[tuple[str, int, str, str], float] = {
     **{
@@ -86,17 +84,13 @@ def tell(results: Sequence[BenchmarkResult]) -> str:
         m = row.measurement
         name = f"{row.sweep} {row.tokens}: {m.arm} {m.metric.title}"
         lines.append(f"{name:44}{_ours(m):>28}{row.published:>10g} {m.metric.unit}")
-    return "\n".join([*lines, "", *map(_told, claims_of(results)), ""])
+    return "\n".join([*lines, "", *map(str, claims_of(results)), ""])
 
 
 def _ours(m: Measurement) -> str:
     if m.value is None:
         return "undefined"
     return f"{m.value:.3g}" if m.low is None or m.high is None else f"{m.value:.3g} [{m.low:.3g}, {m.high:.3g}]"
-
-
-def _told(claim: Claim) -> str:
-    return f'{claim.verdict}: "{claim.text}"\n    {claim.evidence}'
 
 
 def write(results: Sequence[BenchmarkResult], folder: Path) -> list[Path]:
@@ -109,28 +103,7 @@ def write(results: Sequence[BenchmarkResult], folder: Path) -> list[Path]:
     return [table, *draw(results, PUBLISHED, folder)]
 
 
-app = typer.Typer(help=__doc__, add_completion=False, rich_markup_mode=None, pretty_exceptions_enable=False)
-
-
-@app.command()
-def main(
-    file: Annotated[Path, typer.Argument(help="a results file of the profile `study`")],
-    output: Annotated[Path, typer.Option(help="where the CSV file and the picture go")] = ROOT
-    / ".benchmarks"
-    / "study",
-) -> None:
-    """Set a results file beside the published study."""
-    from benchmarks.harness.archive import read_results
-    from benchmarks.harness.errors import InstrumentError
-
-    try:
-        results = read_results([file])
-    except InstrumentError as error:
-        typer.echo(f"error: {error}", err=True)
-        raise typer.Exit(2) from None
-    typer.echo(tell(results))
-    for path in write(results, output):
-        typer.echo(path)
+app = command(__doc__, tell, write)
 
 
 if __name__ == "__main__":

@@ -20,3 +20,8 @@ def points_of(results: Sequence[BenchmarkResult], sweep: Sweep) -> list[tuple[in
     tests, axis = _TESTS[sweep]
     found = [(result.params[axis], result) for result in results if result.benchmark.endswith(tests)]
     return sorted(dict(reversed(found)).items())
+
+
+def of_study(results: Sequence[BenchmarkResult]) -> list[BenchmarkResult]:
+    """Whatever is of this study."""
+    return [result for tests, _ in _TESTS.values() for result in results if result.benchmark.endswith(tests)]

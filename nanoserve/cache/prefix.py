@@ -114,7 +114,14 @@ class PrefixTree:
         return path
 
     def admit(self, path: Sequence[Node], num_tokens: int) -> None:
-        """A request of so many tokens begins, and uses this path, which may be empty."""
+        """A request of so many tokens begins, and uses this path, which may be empty.
+
+        Raises BlockError for a path that is longer than the request.
+        """
+        if len(path) * self.block_size > num_tokens:
+            raise BlockError(
+                f"a prefix of {len(path) * self.block_size} tokens is longer than a prompt of {num_tokens}"
+            )
         self.counts.num_queries += 1
         self.counts.num_query_tokens += num_tokens
         self.counts.num_hit_tokens += len(path) * self.block_size

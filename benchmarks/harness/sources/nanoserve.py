@@ -12,12 +12,13 @@ import inspect
 import subprocess
 import sys
 from collections import deque
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Hashable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from benchmarks.harness.errors import InstrumentError, MissingFeatureError
 from benchmarks.harness.serving import Ask, Told
+from benchmarks.harness.sources.nanoserve_reuse import PrefixCaches
 from benchmarks.harness.timing import Emission
 
 TWIN = {"engine": "transformers"}
@@ -90,12 +91,12 @@ def passes_probe(root: Path, probe: str) -> bool:
     return subprocess.run(command, cwd=root, capture_output=True, check=False, timeout=300).returncode == 0
 
 
-class NanoserveSubject:
+class NanoserveSubject(PrefixCaches):
     """One loaded model. Arms are told apart by the options of `Engine`, such as `cache`; each has an engine."""
 
     def __init__(self, loaded: "LoadedModel", name: str) -> None:
+        super().__init__()
         self._loaded = loaded
-        self._engines: dict[tuple[tuple[str, Any], ...], Engine] = {}
         self._twin: Any = None
         self._kv_reads: KVReads | None = None
         self.name = name
@@ -123,6 +124,8 @@ class NanoserveSubject:
             yield from self._twin_stream(prompt_ids, num_new_tokens)
         elif "reads" in arm:
             yield from self._reads(arm).stream(len(prompt_ids), **arm)
+        elif "prefixes" in arm:
+            yield self.look_up(prompt_ids, arm["prefixes"])
         else:
             params = SamplingParams(max_new_tokens=num_new_tokens, ignore_eos=True)
             yield from map(_emission, self._engine(**arm).stream(prompt_ids, params))
@@ -132,6 +135,9 @@ class NanoserveSubject:
         from nanoserve import SamplingParams
         from nanoserve.errors import RequestError
 
+        while "prefixes" in arm:
+            asks = [inbox.popleft() for _ in range(len(inbox))]
+            yield [(ask.request_id, self.look_up(ask.prompt_ids, arm["prefixes"])) for ask in asks]
         engine, running = self._engine(**arm), set[str]()
         try:
             while True:
@@ -168,6 +174,12 @@ class NanoserveSubject:
             probe = f"from nanoserve.config import SchedulerConfig; SchedulerConfig(**{scheduling!r})"
             raise MissingFeatureError(f"this commit has no scheduler with {scheduling!r}: {error}", probe) from error
 
+    def count_hits(self, requests: Sequence[Sequence[Hashable]], *, policy: str, capacity: int | None) -> Sequence[int]:
+        """See `nanoserve_prefix.replay`. Raises MissingFeatureError for a policy that this build lacks."""
+        from benchmarks.harness.sources.nanoserve_prefix import replay
+
+        return replay(policy, capacity, requests)
+
     def _twin_stream(self, prompt_ids: Sequence[int], num_new_tokens: int) -> Iterator[Emission]:
         from benchmarks.harness.sources.huggingface import hf_stream
         from benchmarks.harness.sources.llama_twin import llama_twin
@@ -197,7 +209,7 @@ class NanoserveSubject:
         """What steps of an arm have to read and compute; see `efficiency.Cost`. None where no model runs."""
         from benchmarks.harness.sources.llama_cost import LlamaCost
 
-        if "reads" in arm or arm.get("model") == "none":
+        if {"reads", "prefixes"} & arm.keys() or arm.get("model") == "none":
             return None
         return LlamaCost(self._loaded.config, self._loaded.dtype.itemsize, keeps_kv=arm.get("cache") != "none")
 
