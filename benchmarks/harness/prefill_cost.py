@@ -161,8 +161,9 @@ def derived_over_direct(
     `full_s` and `hit_s` have a row of samples for each prefix; the direct saving is the median of their differences,
     place by place. The two agree where the interval holds 1: a percentile bootstrap over whole samples, in which a
     place is drawn at all lengths together. A length that several loads measured has a multiple of the samples, load
-    after load. The terms of the curve are chosen once. "undefined: ..." where the direct saving may be nothing; below
-    5 samples there is a value without an interval.
+    after load. The terms of the curve are chosen once. With 3 % of noise the interval covers 91 to 99 % from 6 samples
+    on (test_harness_prefill_cost.py). "undefined: ..." where the direct saving may be nothing; below 5 samples there is
+    a value without an interval.
     """
     longest = _longest(prefix_tokens, full_s, hit_s)
     prefix, difference = prefix_tokens[longest], np.array(full_s[longest]) - np.array(hit_s[longest])

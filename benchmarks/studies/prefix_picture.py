@@ -210,7 +210,8 @@ def _draw_turns(axes: Any, results: Results, published: Published) -> bool:
     ):  # fmt: skip
         values = {each.turn: published.get((f"turn {each.turn} {setting}", name)) for each in turns}
         _hollow(side, {turn: value * scale for turn, value in values.items() if value is not None}, colour, marker)
-        side.set_ylim(0, side.get_ylim()[1] * 1.1)
+        low, high = side.get_ylim()
+        side.set_ylim(min(low, 0), high * 1.1)
     axes.set_xticks([each.turn for each in turns])
     axes.set_xlabel(f"turn, {result.params['turn_tokens']} tokens each and answers of {result.params['answer_tokens']}")
     axes.set_ylabel("speedup, x")
