@@ -127,8 +127,7 @@ def _apply_profile(config: pytest.Config) -> None:
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     if config.getoption("benchmark_only"):
         _deselect(config, items, lambda item: "benchmark" not in getattr(item, "fixturenames", ()))
-    if not config.getoption("benchmark_disable") or config.getoption("--profile") != "default":
-        _keep_profile(config, items)
+    _keep_profile(config, items)
     proves = config.getoption("--prove-red")
     _deselect(config, items, lambda item: (item.get_closest_marker("prove_red") is not None) != proves)
     if not config.getoption("--slow") and "slow" not in config.getoption("-m"):
@@ -136,18 +135,22 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 
 def _keep_profile(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Of the benchmarks, those that the profile measures. Untimed, every one runs: whether it works is cheap to see."""
+    """Of the benchmarks, the cases that the profile measures. Untimed, no benchmark is left out as a whole."""
     from benchmarks.harness.profiles import profile
 
     chosen = profile(config.getoption("--profile"))
-    _deselect(
-        config,
-        items,
-        lambda item: (
-            "benchmark" in getattr(item, "fixturenames", ())
-            and not chosen.wants({mark.name for mark in item.iter_markers()})
-        ),
-    )
+    cases = [item for item in items if "benchmark" in getattr(item, "fixturenames", ())]
+    wanted = {item for item in cases if chosen.wants({mark.name for mark in item.iter_markers()})}
+    if config.getoption("benchmark_disable") and config.getoption("--profile") == "default":
+        first_of = {_benchmark_of(item): item for item in reversed(cases)}
+        there = {_benchmark_of(item) for item in wanted}
+        wanted |= {first for name, first in first_of.items() if name not in there}
+    unwanted = set(cases) - wanted
+    _deselect(config, items, lambda item: item in unwanted)
+
+
+def _benchmark_of(item: pytest.Item) -> str:
+    return item.nodeid.partition("[")[0]
 
 
 def _deselect(config, items, unwanted) -> None:
