@@ -21,8 +21,9 @@ POLICIES = ("lru", "lfu", "fifo", "size")
 
 
 def _arms(name, *sizes):
-    """Every policy at every size, and one that never has to choose."""
-    chosen = {f"{policy}_{size}": {"policy": policy, name: size} for policy in POLICIES for size in sizes}
+    """Every policy at every size, the optimum, which knows what comes, and one that never has to choose."""
+    every = (*POLICIES, "optimum")
+    chosen = {f"{policy}_{size}": {"policy": policy, name: size} for policy in every for size in sizes}
     return pytest.mark.arms(**chosen, unlimited={"policy": "lru", name: None})
 
 
@@ -30,7 +31,11 @@ def _arms(name, *sizes):
 @pytest.mark.quantities("num_missed_requests")
 @pytest.mark.parametrize(
     ("alpha", "num_seeds"),
-    [(1.0, 20), *(pytest.param(alpha, 200, marks=[pytest.mark.desk, pytest.mark.study]) for alpha in (0.5, 1.0, 2.0))],
+    [
+        (1.0, 20),
+        pytest.param(1.0, 200, marks=[pytest.mark.desk, pytest.mark.study]),
+        *(pytest.param(a, 200, marks=[pytest.mark.desk, pytest.mark.full, pytest.mark.study]) for a in (0.5, 2.0)),
+    ],
 )
 def test_zipf(count_work, alpha, num_seeds, benchmark):
     """From nearly alike to nearly always the same one. Where nothing is measured, a few seeds say whether it works."""

@@ -296,5 +296,5 @@ class Engine:
 
 
 def _make_scheduler(loaded: LoadedModel, settings: SchedulerConfig, prefix_policy: str | None) -> Scheduler:
-    prefixes = None if prefix_policy is None else PrefixTree(settings.block_size, prefix_policy)
+    prefixes = None if prefix_policy is None else PrefixTree(settings.block_size, prefix_policy, evicts_runs=True)
     return Scheduler(settings, prefixes, space=(loaded.config, loaded.weights, str(loaded.dtype)))

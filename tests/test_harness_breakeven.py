@@ -181,13 +181,13 @@ def at_once(num, noise):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("noise", [None, skewed], ids=["normal", "skewed"])
-@pytest.mark.parametrize("num", [5, 6, 12])
+@pytest.mark.parametrize("num", [5, 12])
 @pytest.mark.parametrize("kind", [one_by_one, at_once])
 def test_intervals_cover_what_they_say(kind, num, noise):
-    for name, share in coverage(kind(num, noise), 1000).items():
-        assert 92.5 <= share <= 99, name
+    for name, share in coverage(kind(num, noise), 400).items():
+        assert 91 <= share <= 99.5, name
 
 
 @pytest.mark.slow
 def test_noise_that_a_sample_shares_only_widens_the_interval():
-    assert coverage(one_by_one(12, None, host=0.1), 500)["breakeven"] >= 97
+    assert coverage(one_by_one(12, None, host=0.1), 200)["breakeven"] >= 97

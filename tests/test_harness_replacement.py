@@ -287,7 +287,7 @@ def scheduled_hits(prompts, num_blocks, block_size, policy):
     from nanoserve.request import Request
     from nanoserve.scheduler import Scheduler
 
-    tree = PrefixTree(block_size, policy)
+    tree = PrefixTree(block_size, policy, evicts_runs=True)
     scheduler = Scheduler(SchedulerConfig(num_blocks=num_blocks, block_size=block_size), tree)
     hits = []
     for number, prompt in enumerate(prompts):

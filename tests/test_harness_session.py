@@ -34,6 +34,13 @@ def test_needs_a_gpu(): pass
 
 @pytest.mark.slow
 def test_takes_minutes(): pass
+
+@pytest.mark.full
+@pytest.mark.arms(only={})
+@pytest.mark.quantities("ttft_s")
+@pytest.mark.parametrize("tokens", [4, 5])
+def test_has_long_points_only(measure, tokens):
+    measure.stream(prompt_tokens=tokens, new_tokens=2)
 """
 
 PLANTED = """
@@ -129,7 +136,12 @@ def test_a_bare_session_passes_and_measures_nothing(bare):
 
 def test_slow_tests_are_left_out(bare):
     assert bare.outcome("test_takes_minutes") is None
-    assert "1 deselected" in bare.text
+    assert "2 deselected" in bare.text
+
+
+def test_no_benchmark_is_left_out_as_a_whole(bare):
+    assert bare.outcome("test_has_long_points_only[4]") == "PASSED"
+    assert bare.outcome("test_has_long_points_only[5]") is None
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="about machines without a CUDA device")

@@ -142,8 +142,8 @@ INSTRUMENT = {
     "harness.stepwise": "harness.loop harness.proof harness.serving harness.timing",
     "harness.work": (
         "harness.counters harness.errors harness.loop harness.measure harness.metrics harness.popularity "
-        "harness.prefix_traces harness.results harness.scenes harness.serving harness.timing harness.token_counts "
-        "harness.verify harness.workload"
+        "harness.prefix_traces harness.replacement harness.results harness.scenes harness.serving harness.timing "
+        "harness.token_counts harness.verify harness.workload"
     ),
     "harness.popularity": "harness.errors",
     "harness.prefix_traces": "harness.errors harness.popularity",

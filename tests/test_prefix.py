@@ -160,6 +160,20 @@ def test_small_traces(order, policy, expected):
     assert hits(order, 2, policy) == expected
 
 
+def test_blocks_that_were_used_together_go_together_and_no_others():
+    """A prefix that others used as well stays; the blocks of one request come back in the order of their numbers."""
+    tree = PrefixTree(1, evicts_runs=True)
+    store = Store(9)
+    store.tree, store.pool = tree, BlockAllocator(9, tree)
+    for ids in ("abcde", "abxy", "z"):
+        store.serve(ids)
+    assert store.pool.allocate(2) == [8, 2]
+    assert [len(tree.find(ids)) for ids in ("abcde", "abxy", "z")] == [2, 4, 1]
+    assert tree.counts.num_evicted_blocks == 3
+    assert store.pool.allocate(2) == [3, 4]
+    store.pool.check([[8, 2, 3, 4]])
+
+
 def test_by_size_the_longest_of_equally_used_prefixes_loses_its_end():
     store = Store(6, "size")
     for ids in ("abcd", "xy", "z"):

@@ -28,6 +28,9 @@ _FAR_OFF = 5 * 1.4826
 _WORTH_CUTTING = 1.5
 """An axis is cut only where it would be this much longer with every run on it."""
 
+_MOST_INSIDE = 5
+"""A legend of more lines stands beside its panel, or it would hide what it explains."""
+
 _DOT_PT, _SIDE_PT, _MAX_COLUMNS = 2.4, 6.0, 6
 
 Labelled = tuple[str, BenchmarkResult]
@@ -119,8 +122,12 @@ def _figure(panels: Sequence[Curve], title: str) -> Any:
         draw_points(axes, curve, {name: place for place, name in enumerate(curve.lines)}, joined=True)
         axes.set_title(f"{curve.metric.title}, {curve.metric.better} is better", fontsize=9)
         axes.annotate(off_scale(curve), (0.98, 0.98), xycoords="axes fraction", ha="right", va="top", fontsize=8)
-        for text in axes.legend(axes.containers, list(curve.lines), fontsize=8).get_texts():
+        legend = axes.legend(axes.containers, list(curve.lines), fontsize=8)
+        for text in legend.get_texts():
             text.set_parse_math(False)
+        if len(curve.lines) > _MOST_INSIDE:
+            legend.set_loc("upper left")
+            legend.set_bbox_to_anchor((1.0, 1.0))
     return figure
 
 

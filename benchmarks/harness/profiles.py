@@ -41,7 +41,7 @@ PROFILES = {
     "default": Profile(purpose="the points that matter, in three minutes", without="full"),
     "full": Profile(purpose="every point of every curve"),
     "study": Profile(
-        purpose="a published study of a KV cache on its own model shape, beside its figures; half an hour",
+        purpose="two published studies of caches on one model shape, beside their figures; two hours",
         only="study", model="llama-3.2-1b", dtype="float32", max_warmups=1, max_warmup_s=60.0,
     ),
 }  # fmt: skip

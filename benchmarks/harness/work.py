@@ -20,6 +20,7 @@ from benchmarks.harness.measure import check_kept
 from benchmarks.harness.metrics import WORK_METRICS, metric
 from benchmarks.harness.popularity import zipf_order
 from benchmarks.harness.prefix_traces import read_trace
+from benchmarks.harness.replacement import OPTIMUM, Key, farthest_next_use, numbered
 from benchmarks.harness.results import Flag, Measurement, exact_count
 from benchmarks.harness.scenes import Prompts
 from benchmarks.harness.serving import Ask, close_steps
@@ -42,7 +43,9 @@ class CountedSubject(Subject, Protocol):
         """What comes about, by metric, when requests with these budgets come at once and the model takes no time."""
         ...
 
-    def count_hits(self, requests: Sequence[Sequence[Hashable]], *, policy: str, capacity: int | None) -> Sequence[int]:
+    def count_hits(
+        self, requests: Sequence[Sequence[Hashable]], *, policy: str | Key, capacity: int | None
+    ) -> Sequence[int]:
         """How many blocks of each request, given by their keys, a prefix cache of so many blocks finds again."""
         ...
 
@@ -93,8 +96,8 @@ class CountWork:
         draws = [[(prompt,) for prompt in order] for order in orders]
         for arm, options in self._plan.arms.items():
             policy, slots = _exactly(arm, options, "policy", "slots")
-            count = functools.partial(self._subject.count_hits, policy=policy, capacity=slots)
-            hits = self._timed(arm, functools.partial(_sums, count, draws))
+            count = functools.partial(self._hits, policy=policy, capacity=slots)
+            hits = self._timed(arm, functools.partial(lambda count: [*map(count, draws)], count))
             self._add(arm, {"num_missed_requests": seeds * num_requests - sum(hits)})
             self._keep_rate(arm, [each / num_requests for each in hits])
 
@@ -111,8 +114,7 @@ class CountWork:
         num_blocks = sum(map(len, requests))
         for arm, options in self._plan.arms.items():
             policy, capacity = _exactly(arm, options, "policy", "capacity")
-            count = functools.partial(self._subject.count_hits, requests, policy=policy, capacity=capacity)
-            hits = sum(self._timed(arm, count))
+            hits = self._timed(arm, functools.partial(self._hits, requests, policy, capacity))
             self._add(arm, {"num_missed_blocks": num_blocks - hits})
             self._keep_rate(arm, [hits / num_blocks])
 
@@ -151,6 +153,13 @@ class CountWork:
         ties = check_same_tokens(prompt, outputs, self._subject.next_logits, self._subject.relative_tolerance)
         self.flags += [Flag(kind="near-tie", arm="", what=tie) for tie in ties]
 
+    def _hits(self, requests: Sequence[Sequence[Hashable]], policy: str, capacity: int | None) -> int:
+        """Blocks that are found under a policy of the subject's, or under one that knows what comes."""
+        if policy == OPTIMUM:
+            known = numbered(requests)
+            return sum(self._subject.count_hits(known, policy=farthest_next_use(known), capacity=capacity))
+        return sum(self._subject.count_hits(requests, policy=policy, capacity=capacity))
+
     def _refuse_second(self) -> None:
         if self._durations_s:
             raise InstrumentError("this test has counted already; make the second step a parameter of the test")
@@ -178,10 +187,6 @@ class CountWork:
 
     def _add(self, arm: str, counted: Mapping[str, int | None]) -> None:
         self.measurements += [exact_count(metric(name), arm, counted.get(name)) for name in self._plan.quantities]
-
-
-def _sums(count: Callable[[T], Sequence[int]], given: Sequence[T]) -> list[int]:
-    return [sum(count(each)) for each in given]
 
 
 def _exactly(arm: str, options: Mapping[str, Any], *names: str) -> list[Any]:

@@ -31,7 +31,7 @@ class Memory(Protocol):
         ...
 
     def evict(self, num: int) -> list[int]:
-        """Give up so many idle blocks, `num_idle` at most."""
+        """Give up so many idle blocks, or more; they are no longer remembered. `num` is `num_idle` at most."""
         ...
 
 
@@ -68,7 +68,8 @@ class BlockAllocator:
         if num > self.num_free:
             raise OutOfBlocksError(f"{num} blocks are wanted and {self.num_free} of {self.num_blocks} are free")
         if self._memory and num > len(self._free):
-            self._free += self._memory.evict(num - len(self._free))
+            # What is free already goes first, then the lowest of those that were evicted.
+            self._free = sorted(self._memory.evict(num - len(self._free)), reverse=True) + self._free
         taken = [self._free.pop() for _ in range(num)]
         for block in taken:
             self._num_owners[block] = 1

@@ -78,13 +78,17 @@ class PrefixTree:
     Ids may be anything that can be hashed. Finding and adding take as many steps as there are blocks.
     """
 
-    def __init__(self, block_size: int, policy: str | Policy = "lru") -> None:
-        """Raises ConfigError for an unknown policy and a block size below 1."""
+    def __init__(self, block_size: int, policy: str | Policy = "lru", *, evicts_runs: bool = False) -> None:
+        """With `evicts_runs`, a block takes those before it along that were used with it and only with it.
+
+        Blocks that were filled one after another become free together then, and a request that takes them lies in one
+        piece. Raises ConfigError for an unknown policy and a block size below 1.
+        """
         if block_size < 1:
             raise ConfigError(f"a block stands for at least one token, not {block_size}")
         if isinstance(policy, str) and policy not in POLICIES:
             raise ConfigError(unknown("prefix cache policy", policy, POLICIES))
-        self.block_size = block_size
+        self.block_size, self._evicts_runs = block_size, evicts_runs
         self.counts = PrefixCounts()
         self._key = POLICIES[policy] if isinstance(policy, str) else policy
         self._roots: dict[Hashable, dict[Ids, Node]] = {}
@@ -173,11 +177,22 @@ class PrefixTree:
         self._nodes[block].ticket = 0
 
     def evict(self, num: int) -> list[int]:
-        """Forget so many idle blocks, as the policy says; at most as many as there are."""
+        """Forget so many idle blocks, as the policy says, or more; at most as many as there are."""
         assert num <= self.num_idle, f"{num} blocks are to be evicted and {self.num_idle} are idle"
-        evicted = [self._forget(self._next()) for _ in range(num)]
-        self.counts.num_evicted_blocks += num
+        evicted: list[int] = []
+        while len(evicted) < num:
+            evicted += self._evict_run() if self._evicts_runs else [self._forget(self._next())]
+        self.counts.num_evicted_blocks += len(evicted)
         return evicted
+
+    def _evict_run(self) -> list[int]:
+        node: Node | None = self._next()
+        assert node is not None
+        run, use = [], (node.num_uses, node.last_use)
+        while node and not node.children and self.is_idle(node.block) and (node.num_uses, node.last_use) == use:
+            run.append(self._forget(node))
+            node = node.parent
+        return run
 
     def _put(self, node: Node) -> None:
         """Last in the queue of those with its key. Places of nodes that came and went are cleared now and then."""

@@ -89,9 +89,14 @@ class PoolPlan:
         return -(-self.config.max_context_tokens // self.block_size)
 
     @property
+    def num_held_blocks(self) -> int:
+        """Running requests hold no more: as many as may run, each at the model's longest context."""
+        return self.max_running * self.blocks_per_request
+
+    @property
     def num_usable_blocks(self) -> int:
-        """As many as may run hold no more, each at the model's longest context; as many again keep prefixes."""
-        return self.max_running * self.blocks_per_request * (2 if self.keeps_prefixes else 1)
+        """A larger pool would not be used: what requests hold, and as many blocks again to keep prefixes in."""
+        return self.num_held_blocks * (2 if self.keeps_prefixes else 1)
 
     @property
     def num_blocks(self) -> int:
@@ -103,8 +108,9 @@ class PoolPlan:
 
     @property
     def gather_bytes(self) -> int:
-        """What reading requests together takes where no kernel follows block tables: a layer of the pool, and spare."""
-        return 0 if self.device_kind == "cuda" else self.num_bytes // self.config.num_layers * 9 // 8
+        """What reading requests together takes where no kernel follows block tables: a layer of theirs, and spare."""
+        held = min(self.num_blocks, self.num_held_blocks) * self.bytes_per_block
+        return 0 if self.device_kind == "cuda" else held // self.config.num_layers * 9 // 8
 
     @property
     def peak_bytes(self) -> int:

@@ -174,7 +174,7 @@ class NanoserveSubject(PrefixCaches):
             probe = f"from nanoserve.config import SchedulerConfig; SchedulerConfig(**{scheduling!r})"
             raise MissingFeatureError(f"this commit has no scheduler with {scheduling!r}: {error}", probe) from error
 
-    def count_hits(self, requests: Sequence[Sequence[Hashable]], *, policy: str, capacity: int | None) -> Sequence[int]:
+    def count_hits(self, requests: Sequence[Sequence[Hashable]], *, policy: Any, capacity: int | None) -> Sequence[int]:
         """See `nanoserve_prefix.replay`. Raises MissingFeatureError for a policy that this build lacks."""
         from benchmarks.harness.sources.nanoserve_prefix import replay
 

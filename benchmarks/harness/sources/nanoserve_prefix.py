@@ -49,11 +49,11 @@ def predict_hits(
     longest = max(map(len, prompts), default=0)
     if num_blocks < 1 or longest > num_blocks * block_size:
         raise InstrumentError(f"a prompt of {longest} tokens does not fit into {num_blocks} blocks of {block_size}")
-    tree, pool = _prefix_cache(policy, block_size, num_blocks)
+    tree, pool = _prefix_cache(policy, block_size, num_blocks, evicts_runs=True)
     return [serve_alone(tree, pool, prompt, len(prompt) - 1) * block_size for prompt in prompts]
 
 
-def _prefix_cache(policy: Policy, block_size: int, num_blocks: int) -> "tuple[PrefixTree, BlockAllocator]":
+def _prefix_cache(policy: Policy, block_size: int, num_blocks: int, **how: bool) -> "tuple[PrefixTree, BlockAllocator]":
     try:
         from nanoserve.cache.prefix import PrefixTree
     except ImportError as error:
@@ -63,7 +63,7 @@ def _prefix_cache(policy: Policy, block_size: int, num_blocks: int) -> "tuple[Pr
 
     probe = f"from nanoserve.cache.prefix import PrefixTree; PrefixTree({block_size}, {policy!r})"
     try:
-        tree = PrefixTree(block_size, policy)
+        tree = PrefixTree(block_size, policy, **how)
     except NanoserveError as error:
         raise MissingFeatureError(str(error), probe) from error
     return tree, BlockAllocator(num_blocks, tree)
