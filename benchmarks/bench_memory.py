@@ -21,12 +21,12 @@ def test_blocks_of_a_request(count_work, context_tokens):
     count_work.decode_step(context_tokens=context_tokens)
 
 
-SHARING = {"cache": "paged", "num_blocks": 256}
+SHARING = {"cache": "paged", "num_blocks": 32}
 
 
 @pytest.mark.arms(shared=SHARING | {"prefix_cache": "lru"}, apart=SHARING | {"prefix_cache": "off"})
 @pytest.mark.quantities("num_kv_blocks")
-@pytest.mark.parametrize("num_requests", [1, 4])
+@pytest.mark.parametrize("num_requests", [pytest.param(1, marks=pytest.mark.desk), 4])
 def test_blocks_of_one_prefix(count_work, num_requests):
-    """What requests hold that share 256 tokens: (N - 1) x 256 positions less, which are 16 blocks for each but one."""
-    count_work.sharing(num_requests=num_requests, prefix_tokens=256, suffix_tokens=16)
+    """What requests hold that share 32 tokens: (N - 1) x 32 positions less, which are 2 blocks for each but one."""
+    count_work.sharing(num_requests=num_requests, prefix_tokens=32, suffix_tokens=16)

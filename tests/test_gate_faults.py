@@ -25,7 +25,7 @@ FAULTS = {
         'self._model.compute_logits(hidden[batch.last_rows]) * float("nan")',
     ),
     "renamed": ("benchmarks/bench_work.py", "def test_decode_step(", "def test_step_of_decoding("),
-    "direction": ("benchmarks/harness/metrics.py", '"s", "weighting": "request", "better": "lower"', UPSIDE_DOWN),
+    "direction": ("benchmarks/harness/kinds.py", '"s", "weighting": "request", "better": "lower"', UPSIDE_DOWN),
     "untouched": ("nanoserve/engine.py", "", "# a comment\n"),
 }
 
