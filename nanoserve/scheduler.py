@@ -124,7 +124,8 @@ class Scheduler:
     def _preempt(self, seat: Seat) -> None:
         """Take a running request's blocks, send it back to the queue. It is not scheduled yet: older ones go first."""
         self._running.remove(seat)
-        is_decoding = seat.num_computed == len(seat.request.token_ids) - 1
+        is_answered = seat.request.num_output_tokens > 0
+        is_decoding = is_answered and seat.num_before == seat.num_computed == len(seat.request.token_ids) - 1
         seat.num_again = seat.num_computed + is_decoding
         seat.give_back()
         self.counts.num_preemptions += 1

@@ -191,3 +191,9 @@ def test_intervals_cover_what_they_say(kind, num, noise):
 @pytest.mark.slow
 def test_noise_that_a_sample_shares_only_widens_the_interval():
     assert coverage(one_by_one(12, None, host=0.1), 200)["breakeven"] >= 97
+
+
+@pytest.mark.parametrize("sizes", [[0, 1], [-1, 2], [float("nan"), 1], [True, 2]])
+def test_sizes_are_numbers_of_requests(sizes):
+    with pytest.raises(InstrumentError, match="sizes are numbers of requests"):
+        batched_breakeven(sizes, [[1.0] * 5] * 2, [[1.0] * 5] * 2, [[1.0] * 5] * 2)

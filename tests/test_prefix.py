@@ -319,6 +319,24 @@ def test_what_a_preempted_request_finds_of_itself_is_no_hit():
     assert scheduler.counts.num_recomputed == back[2]
 
 
+@pytest.mark.parametrize("policy", ["lru", "lfu", "size"])
+def test_a_block_that_is_run_again_is_used_again(policy):
+    """The last block of a prompt of whole blocks is never found, as its last token has to run: it is used too."""
+    scheduler = Scheduler(SchedulerConfig(num_blocks=12, block_size=4), PrefixTree(4, policy))
+    for name, first in (("a", 0), ("b", 100), ("c", 200), ("again", 0), ("and again", 0)):
+        drain(scheduler, request(name, range(first, first + 16)))
+    drain(scheduler, request("d", range(300, 316)))
+    assert [len(scheduler.prefixes.find(range(first, first + 16))) for first in (0, 300)] == [4, 4]
+
+
+@pytest.mark.parametrize(("prefixes", "num_again"), [(None, 8), (PrefixTree(2), 0)])
+def test_a_prompt_that_is_preempted_one_token_before_its_end_was_not_decoding(prefixes, num_again):
+    scheduler = Scheduler(SchedulerConfig(num_blocks=6, block_size=2, max_running=2, max_step_tokens=10), prefixes)
+    drain(scheduler, request("a", [1, 2], 3), request("b", range(10, 19)))
+    assert (scheduler.counts.num_preemptions, scheduler.counts.num_recomputed) == (1, num_again)
+    assert scheduler.counts.num_positions == 4 + 9 + num_again
+
+
 def test_what_ran_before_a_preemption_in_mid_prompt_ran_for_the_first_token():
     """a's growth takes the room in which b's prompt runs in chunks. b finds its first chunks, and they were no hits."""
     scheduler = scheduler_of(num_blocks=6, max_running=2, max_step_tokens=6)

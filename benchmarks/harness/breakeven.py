@@ -147,6 +147,8 @@ def _rows(sizes: Sequence[int], *sides: Sequence[Sequence[float]]) -> list[_Row]
     nums = [len(side) for side in sides]
     if set(nums) != {len(sizes)} or len(set(sizes)) < 2:
         raise InstrumentError(f"a line needs two sizes, a row of samples for each, not {list(sizes)} and {nums} rows")
+    if not all(type(size) is int and size >= 1 for size in sizes):
+        raise InstrumentError(f"sizes are numbers of requests, at least 1, not {list(sizes)}")
     rows = []
     for row in zip(*sides, strict=True):
         unshared, shared, prefix = _sides(unshared=row[0], shared=row[1], prefix=row[2])

@@ -136,7 +136,10 @@ def generate_trace(
     A turn sends all that was said before, the answers too, and a question, or the prompt of the turn before again for
     another answer. Prompts have one block to some twenty. The same arguments give the same requests on every version of
     Python. (Were no prompt sent twice, each would end in a block of its own, and `fifo` would evict what `lru` does.)
+    Raises InstrumentError for a block below 1 token.
     """
+    if block_tokens < 1:
+        raise InstrumentError(f"a block has at least 1 token, not {block_tokens}")
     chats = _Chats(_Draws(seed), zipf_order(num_requests, num_systems, alpha, seed), num_systems, block_tokens)
     return [chats.next_request(number) for number in range(num_requests)]
 
@@ -173,7 +176,7 @@ class _Chats:
 
     def __init__(self, draw: _Draws, order: Iterable[int], num_systems: int, block_tokens: int) -> None:
         self._draw, self._order, self._block_tokens = draw, iter(order), block_tokens
-        self._system_tokens = [draw.whole(block_tokens // 4, 4 * block_tokens) for _ in range(num_systems)]
+        self._system_tokens = [draw.whole(max(1, block_tokens // 4), 4 * block_tokens) for _ in range(num_systems)]
         self._ids: dict[tuple[int, ...], int] = {}
         self._running: list[_Chat] = []
         self._now_ms = 0

@@ -62,7 +62,8 @@ class PrefixCounts:
     """What came about so far: exact, and the same on every machine.
 
     Each request counts once, when it is first admitted: not while it waits, and not when it comes back after a
-    preemption. `num_query_tokens` are those of the requests, `num_hit_tokens` those of them that were found.
+    preemption. `num_query_tokens` are those of the requests, `num_hit_tokens` those of them that were found then: what
+    is lost again in a preemption before the first token counts here, and not in the event of that token.
     """
 
     num_queries: int = 0
@@ -130,13 +131,13 @@ class PrefixTree:
         self.counts.num_query_tokens += num_tokens
         self.counts.num_hit_tokens += len(path) * self.block_size
         for node in path:
-            node.num_uses += 1
-            node.last_use = self.counts.num_queries
+            _use(node, self.counts.num_queries)
 
     def add(self, parent: Node | None, ids: Ids, block: int, space: Hashable = None) -> Node:
         """Remember a held block behind `parent`, None for a first one; the node that stands there now.
 
-        Where another block already stands for the same, that one stays, and the caller may do without its own. Raises
+        Where another block already stands for the same, that one stays, is used once more, and the caller may do
+        without its own. Raises
         BlockError for a number of ids that is not the block size, and for a block that is remembered already.
         """
         siblings = parent.children if parent else self._roots.setdefault(space, {})
@@ -147,6 +148,8 @@ class PrefixTree:
             node = Node(ids, block, parent, siblings, parent.depth + 1 if parent else 1, now, now)
             siblings[ids] = self._nodes[block] = node
             self.counts.num_added_blocks += 1
+        elif node.block != block:
+            _use(node, self.counts.num_queries)
         return node
 
     def _check_new(self, ids: Ids, block: int) -> None:
@@ -220,3 +223,8 @@ class PrefixTree:
             if not parent.children and self.is_idle(parent.block):
                 self._put(parent)
         return node.block
+
+
+def _use(node: Node, now: int) -> None:
+    node.num_uses += 1
+    node.last_use = now
