@@ -130,7 +130,7 @@ def test_zipf_served(measure, alpha):
 
 @pytest.mark.arms(kept=SMALL | {"prefix_cache": "lru"}, off=SMALL | {"prefix_cache": "off"})
 @pytest.mark.quantities("ttft_s", "itl_p50_s", "ttft_price", "itl_price")
-@pytest.mark.parametrize("prompt_tokens", points({DESK: [(128,)]}))
+@pytest.mark.parametrize("prompt_tokens", points({FULL: [(128,)]}))
 def test_cost_without_hits(measure, prompt_tokens):
     """What a prefix cache costs those who never hit, in a pool that is full: lookups, insertions and evictions."""
     measure.serve(together(1, prompt_tokens=prompt_tokens, new_tokens=12))
@@ -139,7 +139,7 @@ def test_cost_without_hits(measure, prompt_tokens):
 
 @pytest.mark.arms(bookkeeping=POOL | {"model": "none"}, whole=POOL)
 @pytest.mark.quantities("ttft_s", "itl_p50_s", "ttft_price", "itl_price")
-@pytest.mark.parametrize("prompt_tokens", points({DESK: [(128,)]}))
+@pytest.mark.parametrize("prompt_tokens", points({FULL: [(128,)]}))
 def test_bookkeeping_without_hits(measure, prompt_tokens):
     """The same from above: all that is no model, the prefix cache in it, as a share of a step."""
     measure.serve(together(1, prompt_tokens=prompt_tokens, new_tokens=12), same_tokens=False)
