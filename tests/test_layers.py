@@ -112,7 +112,7 @@ INSTRUMENT = {
     "harness.exact": "harness.errors",
     # The machine.
     "harness.clock": "harness.timing time | torch",
-    "harness.slowed": "harness.errors harness.loop harness.proof harness.serving harness.timing | numpy",
+    "harness.slowed": "harness.errors harness.loop harness.serving harness.timing harness.wrapped | numpy",
     "harness.overhead": "harness.clock harness.timing",
     "harness.gpu": "| harness.machine pynvml psutil torch",
     "harness.machine": "harness.gpu time | psutil",
@@ -139,7 +139,8 @@ INSTRUMENT = {
     "harness.pace": "",
     "harness.ceilings": "harness.clock | torch",
     "harness.efficiency": "harness.metrics harness.results harness.slopes harness.timing",
-    "harness.stepwise": "harness.loop harness.proof harness.serving harness.timing",
+    "harness.stepwise": "harness.loop harness.serving harness.timing harness.wrapped",
+    "harness.wrapped": "harness.loop harness.proof",
     "harness.work": (
         "harness.counters harness.errors harness.loop harness.measure harness.metrics harness.popularity "
         "harness.prefix_traces harness.replacement harness.results harness.scenes harness.serving harness.timing "

@@ -12,14 +12,14 @@ from typing import Any, TypeVar
 
 from benchmarks.harness.errors import InstrumentError
 from benchmarks.harness.loop import Subject, untimed
-from benchmarks.harness.proof import Reuse
 from benchmarks.harness.serving import Ask, Told, close_steps
 from benchmarks.harness.timing import Clock, Emission
+from benchmarks.harness.wrapped import Wrapped
 
 T = TypeVar("T")
 
 
-class Slowed:
+class Slowed(Wrapped):
     """Streams what `subject` streams, each step (1 + share) times as long. Everything else is the subject's own.
 
     A share of 0 reads the clock and works for no time: what is left of it is the instrument's own cost. What comes
@@ -29,10 +29,9 @@ class Slowed:
     def __init__(self, subject: Subject, share: float, clock: Clock) -> None:
         if not 0 <= share < math.inf:
             raise InstrumentError(f"a planted slowdown is a share of 0 or more, not {share}")
-        self._subject, self._share, self._clock = subject, share, clock
+        super().__init__(subject)
+        self._share, self._clock = share, clock
         self._work = _busy()
-        self.vocab_size, self.relative_tolerance = subject.vocab_size, subject.relative_tolerance
-        self.next_logits = subject.next_logits
 
     def stream(self, prompt_ids: Sequence[int], num_new_tokens: int, **arm: Any) -> Iterator[Emission]:
         """Slower steps; the tokens are the subject's own."""
@@ -45,18 +44,6 @@ class Slowed:
     def untimed(self, act: Callable[[Subject], T]) -> T:
         """See `loop.untimed`."""
         return untimed(self._subject, act)
-
-    def forget(self, **arm: Any) -> None:
-        self._subject.forget(**arm)
-
-    def num_reusable(self, num_stored: int, num_prompt_tokens: int, **arm: Any) -> int:
-        return self._subject.num_reusable(num_stored, num_prompt_tokens, **arm)
-
-    def reuse_logits(self, prompt_ids: Sequence[int], prefix_tokens: int, **arm: Any) -> Reuse:
-        return self._subject.reuse_logits(prompt_ids, prefix_tokens, **arm)
-
-    def predict_hits(self, prompts: Sequence[Sequence[int]], **arm: Any) -> Sequence[int]:
-        return self._subject.predict_hits(prompts, **arm)
 
     def _lengthened(self, steps: Iterator[T]) -> Iterator[T]:
         try:

@@ -11,9 +11,9 @@ from collections.abc import Callable, Generator, Iterator, Sequence
 from typing import Any, TypeVar
 
 from benchmarks.harness.loop import Subject, untimed
-from benchmarks.harness.proof import Reuse
 from benchmarks.harness.serving import Ask, Told, close_steps
 from benchmarks.harness.timing import Clock, Emission
+from benchmarks.harness.wrapped import Wrapped
 
 T = TypeVar("T")
 
@@ -37,7 +37,7 @@ class StoppableClock:
             self._stopped_ns += self._clock.now_ns() - start_ns
 
 
-class Stepwise:
+class Stepwise(Wrapped):
     """Streams what `subject` streams. Each step, and whoever stamps it, runs between `begin` and `end`.
 
     `begin` may wait, and `end` may let another run: `clock` stands still in both. Everything else is the subject's own.
@@ -48,9 +48,8 @@ class Stepwise:
     def __init__(
         self, subject: Subject, clock: StoppableClock, begin: Callable[[], None], end: Callable[[], None]
     ) -> None:
-        self._subject, self._clock, self._begin, self._end = subject, clock, begin, end
-        self.vocab_size, self.relative_tolerance = subject.vocab_size, subject.relative_tolerance
-        self.next_logits = subject.next_logits
+        super().__init__(subject)
+        self._clock, self._begin, self._end = clock, begin, end
 
     def stream(self, prompt_ids: Sequence[int], num_new_tokens: int, **arm: Any) -> Iterator[Emission]:
         """The same emissions, one step a turn."""
@@ -73,18 +72,6 @@ class Stepwise:
         finally:
             with self._clock.stopped():
                 self._end()
-
-    def forget(self, **arm: Any) -> None:
-        self._subject.forget(**arm)
-
-    def num_reusable(self, num_stored: int, num_prompt_tokens: int, **arm: Any) -> int:
-        return self._subject.num_reusable(num_stored, num_prompt_tokens, **arm)
-
-    def reuse_logits(self, prompt_ids: Sequence[int], prefix_tokens: int, **arm: Any) -> Reuse:
-        return self._subject.reuse_logits(prompt_ids, prefix_tokens, **arm)
-
-    def predict_hits(self, prompts: Sequence[Sequence[int]], **arm: Any) -> Sequence[int]:
-        return self._subject.predict_hits(prompts, **arm)
 
     def _in_turns(self, steps: Iterator[T]) -> Generator[T, None, None]:
         try:
