@@ -5,7 +5,7 @@ Knows how a request begins behind a prefix that is remembered, and leaves its ow
 """
 
 import dataclasses
-from collections.abc import Hashable
+from collections.abc import Hashable, Sequence
 from typing import Any
 
 from nanoserve.cache.blocks import BlockTable
@@ -65,15 +65,9 @@ class Seat:
         self.path, self.num_computed, self.num_before = [], 0, 0
 
     def remember(self, prefixes: PrefixTree, space: Hashable) -> None:
-        """Blocks that are full are found from now on. Where another request was first, its block serves both."""
+        """Blocks that are full are found from now on."""
         assert self.table is not None
-        size = self.table.block_size
-        for place in range(len(self.path), self.num_computed // size):
-            ids, block = self.request.token_ids[place * size : (place + 1) * size], self.table.blocks[place]
-            node = prefixes.add(self.path[-1] if self.path else None, tuple(ids), block, space)
-            if node.block != block:
-                self.table.swap(place, node.block)
-            self.path.append(node)
+        remember(prefixes, self.table, self.path, self.request.token_ids, num_computed=self.num_computed, space=space)
 
     def part(self, num_computed: int, num_new: int, **how: Any) -> Scheduled:
         """The request's part of a step."""
@@ -96,3 +90,25 @@ class Counts:
     num_preemptions: int = 0
     num_recomputed: int = 0
     num_padding: int = 0
+
+
+def remember(
+    prefixes: PrefixTree,
+    table: BlockTable,
+    path: list[Node],
+    token_ids: Sequence[Hashable],
+    *,
+    num_computed: int,
+    space: Hashable = None,
+) -> None:
+    """Add the full blocks of a table that are not in `path` yet to the tree, and their nodes to `path`.
+
+    Where another request was first, its block serves both: it takes the place of the table's own.
+    """
+    size = table.block_size
+    for place in range(len(path), num_computed // size):
+        ids, block = token_ids[place * size : (place + 1) * size], table.blocks[place]
+        node = prefixes.add(path[-1] if path else None, tuple(ids), block, space)
+        if node.block != block:
+            table.swap(place, node.block)
+        path.append(node)

@@ -85,6 +85,17 @@ def tiny() -> LoadedModel:
     return load_model(EngineConfig(model="tiny", device="cpu", dtype="float32"))
 
 
+@pytest.fixture(scope="module")
+def varied() -> LoadedModel:
+    """The smallest shape with larger weights than usual: a fresh one repeats its last token."""
+    loaded = load_model(EngineConfig(model="tiny", device="cpu", dtype="float32"))
+    torch.manual_seed(0)
+    for weight in loaded.model.parameters():
+        if weight.ndim > 1:
+            weight.requires_grad_(False).normal_(0, 0.2)
+    return loaded
+
+
 @pytest.fixture(scope="session")
 def tiny_config() -> ModelConfig:
     return SHAPES["tiny"]

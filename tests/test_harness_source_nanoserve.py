@@ -5,7 +5,6 @@ import sys
 from collections import deque
 
 import pytest
-import torch
 
 from benchmarks.harness.clock import DeviceClock
 from benchmarks.harness.errors import MissingFeatureError, UndeclaredMetricError
@@ -16,9 +15,7 @@ from benchmarks.harness.slowed import Slowed
 from benchmarks.harness.sources.nanoserve import NanoserveSubject
 from benchmarks.harness.stepwise import Stepwise, StoppableClock
 from benchmarks.harness.work import CountWork
-from nanoserve import EngineConfig
 from nanoserve.errors import ConfigError, RequestError
-from nanoserve.weights import load_model
 
 PAGED = {"cache": "paged", "num_blocks": 64, "block_size": 4}
 ARMS = {
@@ -29,17 +26,6 @@ ARMS = {
     "contiguous": {"cache": "contiguous"},
     "none": {"cache": "none", "max_running": 2},
 }
-
-
-@pytest.fixture(scope="module")
-def varied():
-    """The smallest shape with larger weights than usual: a fresh one repeats its last token."""
-    loaded = load_model(EngineConfig(model="tiny", device="cpu", dtype="float32"))
-    torch.manual_seed(0)
-    for weight in loaded.model.parameters():
-        if weight.ndim > 1:
-            weight.requires_grad_(False).normal_(0, 0.2)
-    return loaded
 
 
 @pytest.fixture

@@ -1,7 +1,6 @@
 """nanoserve's prefix cache as it is measured: proven on whole engines, predicted by the tree alone, never left over."""
 
 import pytest
-import torch
 
 from benchmarks.harness.arrivals import together
 from benchmarks.harness.clock import DeviceClock
@@ -13,20 +12,9 @@ from benchmarks.harness.work import CountWork
 from nanoserve import EngineConfig
 from nanoserve.cache.blocks import BlockTable
 from nanoserve.cache.prefix import PrefixTree
-from nanoserve.weights import load_model
 
 POOL = {"cache": "paged", "num_blocks": 64, "block_size": 4}
 STATES = ("cold", "primed", "unseen", "suffix", "prefix", "warm")
-
-
-@pytest.fixture(scope="module")
-def varied():
-    loaded = load_model(EngineConfig(model="tiny", device="cpu", dtype="float32"))
-    torch.manual_seed(0)
-    for weight in loaded.model.parameters():
-        if weight.ndim > 1:
-            weight.requires_grad_(False).normal_(0, 0.2)
-    return loaded
 
 
 @pytest.fixture

@@ -71,18 +71,14 @@ def _prefix_cache(policy: Policy, block_size: int, num_blocks: int, **how: bool)
 
 def serve_alone(tree: "PrefixTree", pool: "BlockAllocator", ids: Sequence[Hashable], num_findable: int) -> int:
     """One request from its admission to its end; how many blocks of its first `num_findable` ids were found."""
-    size = tree.block_size
-    path = tree.find(ids)[: num_findable // size]
-    blocks = [node.block for node in path]
-    pool.share(blocks)
+    from nanoserve.cache.blocks import BlockTable
+    from nanoserve.seats import remember
+
+    path, table = tree.find(ids)[: num_findable // tree.block_size], BlockTable(pool, tree.block_size)
+    num_found = len(path)
+    table.adopt([node.block for node in path])
     tree.admit(path, len(ids))
-    blocks += pool.allocate(-(-len(ids) // size) - len(path))
-    node = path[-1] if path else None
-    for place in range(len(path), len(ids) // size):
-        node = tree.add(node, tuple(ids[place * size : (place + 1) * size]), blocks[place])
-        if node.block != blocks[place]:  # the last block, run once more for the prompt's last token
-            pool.share([node.block])
-            pool.free([blocks[place]])
-            blocks[place] = node.block
-    pool.free(reversed(blocks))
-    return len(path)
+    table.grow(len(ids))
+    remember(tree, table, path, ids, num_computed=len(ids))
+    table.release()
+    return num_found
