@@ -17,7 +17,6 @@ from benchmarks.harness import (
     clock,
     declaration,
     exact,
-    gpu,
     loop,
     machine,
     metrics,
@@ -34,6 +33,7 @@ from benchmarks.harness import (
     verify,
     workload,
 )
+from benchmarks.harness.gpu import nvidia
 from benchmarks.harness.timing import Stamp
 
 
@@ -252,14 +252,14 @@ def _():
 
 @mutant("an earlier high-water mark is the peak", seen_by="gpu")
 def _():
-    right = gpu.NvidiaGpu.peak_memory
+    right = nvidia.NvidiaGpu.peak_memory
 
     def wrong(self, call):
         torch = sys.modules["torch"]
         torch.cuda.reset_peak_memory_stats = lambda device: None
         return right(self, call)
 
-    gpu.NvidiaGpu.peak_memory = wrong
+    nvidia.NvidiaGpu.peak_memory = wrong
 
 
 @mutant("query heads hold keys and values", seen_by="token_counts")

@@ -1,5 +1,6 @@
 """Each check of the doctor in its good, warning and missing state, on machines that are faked from end to end."""
 
+import contextlib
 import importlib.metadata
 import json
 import os
@@ -12,12 +13,15 @@ from pathlib import Path
 
 import pytest
 import torch
+from scripted_gpus import ScriptedDriver, ScriptedGpu
 from typer.testing import CliRunner
 
 from benchmarks.__main__ import app
 from benchmarks.harness import doctor
 from benchmarks.harness.doctor import Finding
 from benchmarks.harness.gate.reference import Reference, save_reference
+from benchmarks.harness.gpu.driver import use_driver
+from benchmarks.harness.gpu.readings import GpuState
 from benchmarks.harness.overhead import Stopwatch
 from nanoserve import catalog
 
@@ -363,19 +367,22 @@ def test_a_clock_that_costs_too_much_is_told(monkeypatch, stamp_ns, state, words
 def gpu(monkeypatch):
     """Pretend a driver, and a torch that sees a GPU with this share of its memory in use, or none."""
 
+    installed = contextlib.ExitStack()
+
     def pretend(in_use=None, driver=True, cuda="13.0"):
-        monkeypatch.setattr(torch.cuda, "is_available", lambda: in_use is not None)
-        monkeypatch.setattr(torch.cuda, "get_device_name", lambda: "H200")
-        monkeypatch.setattr(torch.cuda, "mem_get_info", lambda: (int(100e9 * (1 - (in_use or 0))), int(100e9)))
+        state = GpuState(name="H200", memory_total_bytes=int(100e9))
+        free = ScriptedGpu(state, free_bytes=int(100e9 * (1 - (in_use or 0))))
+        installed.enter_context(use_driver(ScriptedDriver([] if in_use is None else [free])))
         monkeypatch.setattr(torch.version, "cuda", cuda)
         monkeypatch.setattr(shutil, "which", lambda name: "/bin/nvidia-smi" if driver else None)
 
-    return pretend
+    with installed:
+        yield pretend
 
 
 def test_a_free_gpu_is_ok(gpu):
     gpu(in_use=0.01)
-    expect(doctor.check_gpu(), OK, "H200", "--device cpu")
+    expect(doctor.check_gpu(), OK, "Scripted", "--device cpu")
 
 
 def test_a_gpu_in_use_by_somebody_else_is_a_warning(gpu):

@@ -15,9 +15,10 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from benchmarks.harness.counters import KERNEL_LAUNCH, count_work
+from benchmarks.harness.counters import count_work
 from benchmarks.harness.errors import InstrumentError
 from benchmarks.harness.exact import exact_changes, histogram_changes, is_red
+from benchmarks.harness.gpu.nvidia import KERNEL_LAUNCH
 from benchmarks.harness.token_counts import Step, count_tokens
 from nanoserve import EngineConfig, SamplingParams
 from nanoserve.cache.contiguous import ContiguousCache

@@ -7,13 +7,15 @@ from types import SimpleNamespace
 
 import pytest
 
-from benchmarks.harness.gpu import NoGpu, gpu_of, throttle_names
+from benchmarks.harness.gpu.driver import NoGpu
+from benchmarks.harness.gpu.nvidia import NvidiaDriver, throttle_names
 
 READINGS = {
     "nvmlDeviceGetName": "NVIDIA H200",
     "nvmlSystemGetDriverVersion": "570.1",
     "nvmlDeviceGetMemoryInfo": SimpleNamespace(total=150_000_000_000),
     "nvmlDeviceGetPowerUsage": 412_500,
+    "nvmlDeviceGetEnforcedPowerLimit": 700_000,
     "nvmlDeviceGetTemperature": 61,
     "nvmlDeviceGetMigMode": [0, 0],
     "nvmlDeviceGetCurrentClocksEventReasons": 0x25,
@@ -28,6 +30,7 @@ FIELD_OF = {
     "nvmlDeviceGetClockInfo": ("sm_clock_mhz", "memory_clock_mhz"),
     "nvmlDeviceGetMaxClockInfo": ("sm_clock_max_mhz", "memory_clock_max_mhz"),
     "nvmlDeviceGetPowerUsage": "power_w",
+    "nvmlDeviceGetEnforcedPowerLimit": "power_limit_w",
     "nvmlDeviceGetTemperature": "temperature_c",
     "nvmlDeviceGetMigMode": "is_mig",
 }
@@ -140,7 +143,7 @@ def nvml(monkeypatch):
 
 def test_every_reading(nvml):
     nvml()
-    state = gpu_of("cuda:0").state()
+    state = NvidiaDriver().gpu("cuda:0").state()
     assert json.loads(json.dumps(state.as_dict())) == state.as_dict()
     assert state.as_dict() == {
         "name": "NVIDIA H200",
@@ -155,6 +158,7 @@ def test_every_reading(nvml):
         "throttle_reasons": ["idle", "software power cap", "software thermal slowdown"],
         "temperature_c": 61,
         "power_w": 412.5,
+        "power_limit_w": 700.0,
         "foreign_processes": [],
         "note": None,
     }
@@ -163,19 +167,19 @@ def test_every_reading(nvml):
 @pytest.mark.parametrize("reading", FIELD_OF)
 def test_a_reading_that_is_not_supported_is_none_and_the_others_stay(nvml, reading):
     fake = nvml()
-    whole = gpu_of("cuda:0").state().as_dict()
+    whole = NvidiaDriver().gpu("cuda:0").state().as_dict()
     fake.broken = {reading}
     fields = FIELD_OF[reading]
     missing = dict.fromkeys([fields] if isinstance(fields, str) else fields)
-    assert gpu_of("cuda:0").state().as_dict() == whole | missing
+    assert NvidiaDriver().gpu("cuda:0").state().as_dict() == whole | missing
 
 
 def test_throttle_reasons_under_their_older_name_and_none_when_there_is_neither(nvml):
     fake = nvml(nvmlDeviceGetCurrentClocksThrottleReasons=0x8)
     fake.broken = {"nvmlDeviceGetCurrentClocksEventReasons"}
-    assert gpu_of("cuda:0").state().throttle_reasons == ("hardware slowdown",)
+    assert NvidiaDriver().gpu("cuda:0").state().throttle_reasons == ("hardware slowdown",)
     fake.broken |= {"nvmlDeviceGetCurrentClocksThrottleReasons"}
-    assert gpu_of("cuda:0").state().throttle_reasons is None
+    assert NvidiaDriver().gpu("cuda:0").state().throttle_reasons is None
 
 
 @pytest.mark.parametrize(
@@ -201,15 +205,15 @@ def test_the_names_are_nvmls_own():
 
 def test_bytes_of_older_libraries_become_text(nvml):
     nvml(nvmlDeviceGetName=b"Tesla T4")
-    assert gpu_of("cuda:0").state().name == "Tesla T4"
+    assert NvidiaDriver().gpu("cuda:0").state().name == "Tesla T4"
 
 
 def test_without_the_library_or_the_driver_nothing_is_read_and_a_note_says_why(nvml, monkeypatch):
     fake = nvml()
     fake.broken = {"nvmlInit"}
-    without_driver = gpu_of("cuda:0").state()
+    without_driver = NvidiaDriver().gpu("cuda:0").state()
     monkeypatch.setitem(sys.modules, "pynvml", None)
-    without_library = gpu_of("cuda:0").state()
+    without_library = NvidiaDriver().gpu("cuda:0").state()
     assert "nvmlInit is not supported" in without_driver.note
     assert "nvidia-ml-py" in without_library.note
     for state in (without_driver, without_library):
@@ -241,22 +245,22 @@ def test_the_device_is_the_one_that_cuda_means(nvml, monkeypatch, visible, devic
     nvml(THREE)
     if visible is not None:
         monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
-    state = gpu_of(device).state()
+    state = NvidiaDriver().gpu(device).state()
     assert state.uuid == found or (state.uuid is None and found in state.note)
 
 
 def test_unlike_gpus_are_not_guessed_by_number(nvml, monkeypatch):
     fake = nvml(THREE)
     fake.nvmlDeviceGetName = lambda handle: handle
-    assert "CUDA_DEVICE_ORDER=PCI_BUS_ID" in gpu_of("cuda:0").state().note
+    assert "CUDA_DEVICE_ORDER=PCI_BUS_ID" in NvidiaDriver().gpu("cuda:0").state().note
     monkeypatch.setenv("CUDA_DEVICE_ORDER", "PCI_BUS_ID")
-    assert gpu_of("cuda:1").state().name == "GPU-aa2"
+    assert NvidiaDriver().gpu("cuda:1").state().name == "GPU-aa2"
 
 
 def test_a_slice_has_its_own_uuid_and_the_whole_gpus_clocks(nvml, monkeypatch):
     nvml(nvmlDeviceGetMigMode=[1, 1])
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "MIG-7")
-    state = gpu_of("cuda:0").state()
+    state = NvidiaDriver().gpu("cuda:0").state()
     assert (state.uuid, state.is_mig, state.sm_clock_mhz) == ("MIG-7", True, 1755)
 
 
@@ -271,7 +275,7 @@ class TestForeignProcesses:
     def _strangers(self, nvml, *pids, also_ours=()):
         running = [SimpleNamespace(pid=pid, usedGpuMemory=pid * 10) for pid in pids]
         nvml(nvmlDeviceGetComputeRunningProcesses=running)
-        found = gpu_of("cuda:0").state(also_ours=also_ours).foreign_processes
+        found = NvidiaDriver().gpu("cuda:0").state(also_ours=also_ours).foreign_processes
         assert all(process.memory_bytes == process.pid * 10 for process in found)
         return [process.pid for process in found]
 
@@ -290,12 +294,14 @@ class TestForeignProcesses:
 
     def test_unknown_memory_stays_unknown(self, nvml):
         nvml(nvmlDeviceGetComputeRunningProcesses=[SimpleNamespace(pid=self.OTHER, usedGpuMemory=None)])
-        assert gpu_of("cuda:0").state().as_dict()["foreign_processes"] == [{"pid": self.OTHER, "memory_bytes": None}]
+        assert NvidiaDriver().gpu("cuda:0").state().as_dict()["foreign_processes"] == [
+            {"pid": self.OTHER, "memory_bytes": None}
+        ]
 
 
 def test_a_peak_is_what_the_call_added_and_never_an_earlier_high_water_mark(nvml, cuda):
     nvml()
-    gpu = gpu_of("cuda:0")
+    gpu = NvidiaDriver().gpu("cuda:0")
     cuda.use(1000, keep=300)  # an earlier benchmark: mark 1000, level 300
     peak = gpu.peak_memory(lambda: cuda.use(50, keep=20))
     assert (peak.level_bytes, peak.peak_bytes, peak.added_bytes) == (300, 350, 50)
@@ -305,7 +311,7 @@ def test_a_peak_is_what_the_call_added_and_never_an_earlier_high_water_mark(nvml
 
 @pytest.mark.parametrize("device", ["cpu", "mps", "cpu:0"])
 def test_no_gpu_knows_nothing_and_still_runs_the_call(device):
-    gpu, calls = gpu_of(device), []
+    gpu, calls = NvidiaDriver().gpu(device), []
     assert isinstance(gpu, NoGpu)
     assert {value for value in gpu.state().as_dict().values() if value != []} == {None}
     assert gpu.peak_memory(lambda: calls.append(1)) is None

@@ -19,11 +19,13 @@ from asv.benchmarks import Benchmarks
 from asv.commands import make_argparser
 from asv.config import Config
 from asv.machine import Machine
+from scripted_gpus import ScriptedDriver
 
 from benchmarks.harness import asv_process, identity, sidecar
 from benchmarks.harness.asv_process import AsvCommand, machine_name, parse_command, results_folder
 from benchmarks.harness.errors import InstrumentError
-from benchmarks.harness.gpu import GpuState
+from benchmarks.harness.gpu.driver import use_driver
+from benchmarks.harness.gpu.readings import GpuState
 from benchmarks.harness.identity import differences, refuse_another_machine
 from benchmarks.harness.metrics import METRICS
 from benchmarks.harness.sidecar import keep_beside
@@ -254,13 +256,9 @@ NOW = {
 }  # fmt: skip
 
 
-def test_a_gpu_is_part_of_its_machine(monkeypatch):
-    class OneGpu:
-        def state(self):
-            return H100
-
-    monkeypatch.setattr(identity, "gpu_of", lambda device: OneGpu())
-    found = identity.identity()
+def test_a_gpu_is_part_of_its_machine():
+    with use_driver(ScriptedDriver([H100])):
+        found = identity.identity()
     assert (found["gpu"], found["gpu_memory_gib"], found["driver"]) == ("NVIDIA H100", 80, "580.1")
 
 

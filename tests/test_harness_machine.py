@@ -11,7 +11,8 @@ import psutil
 import pytest
 
 from benchmarks.harness import machine
-from benchmarks.harness.gpu import ForeignProcess, GpuState, NoGpu
+from benchmarks.harness.gpu.driver import NoGpu
+from benchmarks.harness.gpu.readings import ForeignProcess, GpuState
 from benchmarks.harness.machine import MachineState, machine_state, others_share, own_pids, steal_share, what_happened
 
 BEFORE = MachineState(at_s=100.0, num_cpus=4, busy_s=50.0, own_s=7.0, steal_s=1.0)

@@ -7,7 +7,8 @@ import pytest
 
 from benchmarks.harness import band
 from benchmarks.harness.control import Control
-from benchmarks.harness.gpu import GpuState, NoGpu
+from benchmarks.harness.gpu.driver import NoGpu
+from benchmarks.harness.gpu.readings import GpuState
 from benchmarks.harness.machine import MachineState
 from benchmarks.harness.overhead import Stopwatch
 from benchmarks.harness.timing import RunTiming, Stamp

@@ -107,21 +107,29 @@ INSTRUMENT = {
     # Work, counted.
     "harness.garbage": "",
     "harness.files": "",
-    "harness.counters": "harness.errors harness.garbage | torch",
+    "harness.counters": "harness.errors harness.garbage harness.gpu.driver | torch",
     "harness.token_counts": "harness.errors",
     "harness.exact": "harness.errors",
     # The machine.
-    "harness.clock": "harness.timing time | torch",
+    "harness.gpu": "",
+    "harness.gpu.readings": "",
+    "harness.gpu.driver": "harness.gpu.readings | harness.gpu.nvidia",
+    "harness.gpu.nvml": "",
+    "harness.gpu.numbering": "harness.gpu.nvml | torch",
+    "harness.gpu.nvidia": (
+        "harness.gpu.driver harness.gpu.numbering harness.gpu.nvml harness.gpu.readings | harness.machine psutil "
+        "pynvml torch"
+    ),
+    "harness.clock": "harness.gpu.driver harness.timing time",
     "harness.slowed": "harness.errors harness.loop harness.serving harness.timing harness.wrapped | numpy",
     "harness.overhead": "harness.clock harness.timing",
-    "harness.gpu": "| harness.machine pynvml psutil torch",
-    "harness.machine": "harness.gpu time | psutil",
+    "harness.machine": "harness.gpu.readings time | psutil",
     "harness.control": "harness.timing time | numpy torch",
     "harness.provenance": "harness harness.errors",
     "harness.band": "harness harness.errors harness.provenance | numpy",
     "harness.watch": (
-        "harness harness.band harness.clock harness.control harness.gpu harness.machine harness.overhead "
-        "harness.results harness.timing"
+        "harness harness.band harness.clock harness.control harness.gpu.driver harness.gpu.readings harness.machine "
+        "harness.overhead harness.results harness.timing"
     ),
     # The loop, and what it runs. The adapters are the only files that know an engine, inside functions.
     "harness.scenes": "harness.arrivals harness.errors harness.serving harness.workload",
@@ -137,7 +145,7 @@ INSTRUMENT = {
     ),
     "harness.profiles": "harness.errors",
     "harness.pace": "",
-    "harness.ceilings": "harness.clock | torch",
+    "harness.ceilings": "harness.clock harness.gpu.driver | torch",
     "harness.efficiency": "harness.metrics harness.results harness.slopes harness.timing",
     "harness.stepwise": "harness.loop harness.serving harness.timing harness.wrapped",
     "harness.wrapped": "harness.loop harness.proof",
@@ -279,13 +287,15 @@ INSTRUMENT = {
     "harness.asv_process": "| psutil",
     "harness.sidecar": "harness.asv_process harness.files harness.results datetime",
     "harness.identity": (
-        "harness.asv_process harness.errors harness.files harness.gpu harness.provenance harness.sidecar | psutil"
+        "harness.asv_process harness.errors harness.files harness.gpu.driver harness.provenance harness.sidecar "
+        "| psutil"
     ),
     "harness.unreadable": "harness.errors",
     "harness.passes": "harness.* pytest",
     "harness.bridge": "harness harness.* pytest | asv_runner",
     "harness.doctor": (
-        "| harness.clock harness.errors harness.gate.calibration_file harness.gate.reference harness.overhead "
+        "| harness.clock harness.errors harness.gate.calibration_file harness.gate.reference harness.gpu.driver "
+        "harness.overhead "
         "harness.unreadable nanoserve nanoserve.catalog torch packaging"
     ),
     "asv_suite": "harness.bridge",

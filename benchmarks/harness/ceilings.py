@@ -9,6 +9,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from benchmarks.harness.clock import EventTimer
+from benchmarks.harness.gpu.driver import driver
 
 _READ_BYTES = {"cpu": 512 << 20, "cuda": 4 << 30}
 """More than the last cache of nearly all processors; of a GPU's memory, at most a quarter of what is free."""
@@ -50,8 +51,8 @@ def _reads(of: Ceilings) -> list[Kernel]:
     import torch.nn.functional as F
 
     width = 2048
-    free = torch.cuda.mem_get_info(of._device)[0] // 4 if of._kind == "cuda" else _READ_BYTES["cpu"]
-    num = min(_READ_BYTES[of._kind], free) // (width * of._dtype.itemsize)
+    free_bytes, wanted_bytes = driver().gpu(of._device).free_bytes(), _READ_BYTES[of._kind]
+    num = (wanted_bytes if free_bytes is None else min(wanted_bytes, free_bytes // 4)) // (width * of._dtype.itemsize)
     matrix = torch.zeros(num, width, dtype=of._dtype, device=of._device)
     row = torch.zeros(1, width, dtype=of._dtype, device=of._device)
     return [(matrix.nbytes, lambda: F.linear(row, matrix)), (matrix.nbytes, matrix.sum)]

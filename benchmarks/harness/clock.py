@@ -1,14 +1,14 @@
 """The real clocks: monotonic nanoseconds read when the device has nothing left to do, and the device's own events.
 
-Knows how each kind of device is waited for. A kernel launch returns before the kernel has run, so a clock that
-does not wait measures the launch.
+A kernel launch returns before the kernel has run, so a clock that does not wait measures the launch. Refuses to know
+how a device is waited for (`gpu/`).
 """
 
 import itertools
 import time
 from collections.abc import Callable
-from typing import Any
 
+from benchmarks.harness.gpu.driver import driver
 from benchmarks.harness.timing import Clock, measure_call
 
 _MAX_READS = 100_000
@@ -18,7 +18,7 @@ class DeviceClock:
     """`time.perf_counter_ns` behind a barrier for one device (`cpu`, `cuda`, `cuda:N`)."""
 
     def __init__(self, device: str = "cpu") -> None:
-        self._wait = _barrier(device)
+        self._wait = driver().gpu(device).wait
 
     def now_ns(self) -> int:
         self._wait()
@@ -34,7 +34,7 @@ class EventTimer:
     """
 
     def __init__(self, device: str = "cpu") -> None:
-        self._seconds = _event_seconds(device) if _is_cuda(device) else _host_seconds(device)
+        self._seconds = driver().gpu(device).busy_s if _is_cuda(device) else _host_seconds(device)
 
     def seconds(self, call: Callable[[], object]) -> float:
         """Run the call once, to its end on the device."""
@@ -55,31 +55,6 @@ def _is_cuda(device: str) -> bool:
     return device.startswith("cuda")
 
 
-def _barrier(device: str) -> Callable[[], None]:
-    if not _is_cuda(device):
-        return lambda: None
-    import torch
-
-    return lambda: torch.cuda.synchronize(device)
-
-
 def _host_seconds(device: str) -> Callable[[Callable[[], object]], float]:
     clock = DeviceClock(device)
     return lambda call: measure_call(call, clock)
-
-
-def _event_seconds(device: str) -> Callable[[Callable[[], object]], float]:
-    import torch
-
-    cuda: Any = torch.cuda  # its events are untyped
-
-    def seconds(call: Callable[[], object]) -> float:
-        with cuda.device(device):
-            start, end = (cuda.Event(enable_timing=True) for _ in range(2))
-            start.record()
-            call()
-            end.record()
-            end.synchronize()
-            return float(start.elapsed_time(end)) / 1e3
-
-    return seconds

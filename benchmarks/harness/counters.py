@@ -1,7 +1,7 @@
 """What a piece of code does, counted exactly: FLOPs, operators, bytes, kernel launches, graph breaks.
 
-Knows torch's dispatcher, its allocator and its profiler, each loaded only when something is counted. Refuses to know
-time and what is being counted.
+Knows torch's dispatcher, loaded only when something is counted. Refuses to know time, what is being counted, and how a
+device counts (`gpu/`).
 
 Operators are counted where they reach a backend: a composite one (`linear`) counts as its parts (`t`, `mm`), so
 inference mode changes nothing. Counted are the operators of the calling thread. What bypasses the dispatcher is not:
@@ -22,12 +22,10 @@ from typing import Any, TypeVar
 
 from benchmarks.harness.errors import InstrumentError
 from benchmarks.harness.garbage import without_collections
+from benchmarks.harness.gpu.driver import driver
 
 T = TypeVar("T")
 Shape = Sequence[int]
-
-KERNEL_LAUNCH = re.compile(r"(cuda|cu)Launch(Cooperative)?Kernel(Ex|ExC)?(_v\d+)?|(cuda|cu)GraphLaunch(_v\d+)?")
-"""Names of the driver's and the runtime's calls that put work on a GPU; a captured graph is one launch."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -156,25 +154,9 @@ def _warm_up_dispatch() -> None:
 
 
 def _count_on_cuda(call: Callable[[], object], device: str) -> dict[str, int]:
-    """Launches from the profiler, bytes from the allocator: reset, level, run, peak, subtract."""
-    import torch
-    from torch.profiler import ProfilerActivity, profile
-
-    with without_collections(), profile(activities=[ProfilerActivity.CPU, ProfilerActivity.CUDA]) as profiler:
-        torch.cuda.synchronize(device)
-        torch.cuda.reset_peak_memory_stats(device)
-        before = torch.cuda.memory_stats(device)
-        result = call()
-        torch.cuda.synchronize(device)
-        after = torch.cuda.memory_stats(device)
-        del result
-    level = before["allocated_bytes.all.current"]
-    return {
-        "allocated_bytes": after["allocated_bytes.all.allocated"] - before["allocated_bytes.all.allocated"],
-        "peak_bytes": after["allocated_bytes.all.peak"] - level,
-        "retained_bytes": after["allocated_bytes.all.current"] - level,
-        "num_kernel_launches": sum(KERNEL_LAUNCH.fullmatch(event.name) is not None for event in profiler.events()),
-    }
+    """Launches and bytes as the device's own counters tell them."""
+    with without_collections():
+        return dataclasses.asdict(driver().gpu(device).count_work(call))
 
 
 def _watching(ledger: StorageLedger) -> contextlib.AbstractContextManager[Any]:

@@ -16,7 +16,10 @@ import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
+
+if TYPE_CHECKING:
+    from benchmarks.harness.gpu.driver import Gpu
 
 ROOT = Path(__file__).parents[2]
 
@@ -221,8 +224,11 @@ def check_gpu() -> Finding:
         import torch
     except ImportError:
         return Finding("gpu", "warn", "unknown without torch", _INSTALL)
-    if torch.cuda.is_available():
-        return _check_free_gpu(torch.cuda.get_device_name(), *torch.cuda.mem_get_info())
+    from benchmarks.harness.gpu.driver import driver
+
+    found = driver().gpus()
+    if found:
+        return _check_free_gpu(found[0])
     if not shutil.which("nvidia-smi"):
         return Finding("gpu", "ok", "none: measuring on the CPU")
     if "CUDA_VISIBLE_DEVICES" in os.environ:
@@ -232,9 +238,10 @@ def check_gpu() -> Finding:
     return Finding("gpu", "warn", what, mend)
 
 
-def _check_free_gpu(name: str, free_bytes: int, total_bytes: int) -> Finding:
-    used_bytes = total_bytes - free_bytes
-    if used_bytes > _MAX_GPU_MEMORY_IN_USE * total_bytes:
+def _check_free_gpu(gpu: "Gpu") -> Finding:
+    name, free_bytes, total_bytes = gpu.label or gpu.device, gpu.free_bytes(), gpu.state().memory_total_bytes
+    used_bytes = (total_bytes or 0) - (free_bytes or 0)
+    if total_bytes and used_bytes > _MAX_GPU_MEMORY_IN_USE * total_bytes:
         mend = "nvidia-smi --query-compute-apps=pid,name,used_memory --format=csv"
         return Finding("gpu", "warn", f"{name}: {used_bytes / 1e9:.1f} GB are in use by something else", mend)
     return Finding("gpu", "ok", f"{name}; measure on the CPU with --device cpu")

@@ -14,7 +14,7 @@ from typing import Any
 from benchmarks.harness.asv_process import machine_name
 from benchmarks.harness.errors import InstrumentError
 from benchmarks.harness.files import write_whole
-from benchmarks.harness.gpu import gpu_of
+from benchmarks.harness.gpu.driver import driver
 from benchmarks.harness.provenance import cpu_model
 from benchmarks.harness.sidecar import provenance_folder
 
@@ -34,7 +34,7 @@ def identity(reference: str | None = None) -> dict[str, Any]:
     """
     import psutil
 
-    gpu = gpu_of("cuda:0").state()
+    gpu = driver().gpu("cuda:0").state()
     return {
         "cpu": cpu_model(),
         "num_cpus": os.cpu_count(),

@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable, Collection, Iterator
 from typing import Any
 
-from benchmarks.harness.gpu import HARMLESS_REASONS, GpuState
+from benchmarks.harness.gpu.readings import HARMLESS_REASONS, GpuState
 
 MAX_STEAL_SHARE = 0.02
 """Of all CPU time. A comparison resolves 2 to 3 %: a hypervisor that takes as much away can be the whole finding."""

@@ -14,7 +14,8 @@ from typing import Any
 from benchmarks.harness import band
 from benchmarks.harness.clock import DeviceClock
 from benchmarks.harness.control import Control, CpuKernel, device_kernel
-from benchmarks.harness.gpu import Gpu, GpuState, cuda_name, gpu_of
+from benchmarks.harness.gpu.driver import Gpu, driver
+from benchmarks.harness.gpu.readings import GpuState
 from benchmarks.harness.machine import MachineState, machine_state, others_share, steal_share, what_happened
 from benchmarks.harness.overhead import Stopwatch
 from benchmarks.harness.results import Flag
@@ -45,12 +46,12 @@ class Equipment:
         """For this machine, and for `device` if it is a GPU: makes threads, and on a GPU takes memory."""
         num_threads, is_gpu = _num_usable_cpus(), device.startswith("cuda")
         kernel = device_kernel(device) if is_gpu else CpuKernel(num_threads)
-        clock = DeviceClock(device)
+        clock, gpu = DeviceClock(device), driver().gpu(device)
         return cls(
             control=Control(clock, kernel),
             stopwatch=Stopwatch.of(clock),
-            gpu=gpu_of(device),
-            key=band.machine_identity(num_threads=num_threads, device_name=cuda_name(device) if is_gpu else None),
+            gpu=gpu,
+            key=band.machine_identity(num_threads=num_threads, device_name=gpu.label),
         )
 
 
