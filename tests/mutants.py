@@ -124,7 +124,7 @@ def _():
 
 @mutant("the clock does not wait for the device", seen_by="clock")
 def _():
-    everywhere(clock._barrier, lambda device: lambda: None)
+    nvidia.NvidiaGpu.wait = lambda self: None
 
 
 @mutant("a short answer is a fast one (perf-eval 20)", seen_by="measure")
