@@ -157,6 +157,7 @@ def test_coverage_quickly(n, noise):
 
 
 @pytest.mark.slow
+@pytest.mark.simulated
 @pytest.mark.parametrize("noise", NOISES)
 @pytest.mark.parametrize("n", [4, 5, 6, 8, 9, 10, 12, 16, 20])
 def test_coverage_within_two_points(n, noise):
@@ -205,6 +206,7 @@ def test_false_alarms_and_power_quickly(num_quantities):
 
 
 @pytest.mark.slow
+@pytest.mark.simulated
 @pytest.mark.parametrize("noise", ["normal", "heavy", "burst"])
 @pytest.mark.parametrize("num_quantities", [1, 3, 12])
 @pytest.mark.parametrize("last", [6, 8, 12, 20])
@@ -226,6 +228,7 @@ POWER = {
 
 
 @pytest.mark.slow
+@pytest.mark.simulated
 @pytest.mark.parametrize(("num_quantities", "noise"), POWER)
 def test_a_change_of_two_or_three_percent_is_found_that_often(num_quantities, noise):
     found = [alarms(num_quantities, noise, num_runs=6000, change=change)[0] / 6000 for change in (0.02, 0.03)]
@@ -233,6 +236,7 @@ def test_a_change_of_two_or_three_percent_is_found_that_often(num_quantities, no
 
 
 @pytest.mark.slow
+@pytest.mark.simulated
 @pytest.mark.parametrize("sd", [0.003, 0.007, 0.014, 0.018, 0.03])
 def test_a_change_as_large_as_the_margin_is_rarely_called_the_same(sd):
     """Each look is a chance to say so: 8 % at most in all, 3 % when the change is a quarter larger than the margin."""

@@ -515,6 +515,7 @@ def test_a_comparison_stops_when_it_is_sure(ratio, verdict):
 
 
 @pytest.mark.slow
+@pytest.mark.simulated
 def test_identical_builds_in_two_hundred_comparisons():
     """Four gated times, in two cases. Alarms are counted both ways, and nothing else is ever red."""
     found = collections.Counter(compared(1.0, seed)[0] for seed in range(200))

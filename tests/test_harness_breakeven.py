@@ -180,6 +180,7 @@ def at_once(num, noise):
 
 
 @pytest.mark.slow
+@pytest.mark.simulated
 @pytest.mark.parametrize("noise", [None, skewed], ids=["normal", "skewed"])
 @pytest.mark.parametrize("num", [5, 12])
 @pytest.mark.parametrize("kind", [one_by_one, at_once])
@@ -189,6 +190,7 @@ def test_intervals_cover_what_they_say(kind, num, noise):
 
 
 @pytest.mark.slow
+@pytest.mark.simulated
 def test_noise_that_a_sample_shares_only_widens_the_interval():
     assert coverage(one_by_one(12, None, host=0.1), 200)["breakeven"] >= 97
 

@@ -162,6 +162,7 @@ def test_quickly(name):
 
 
 @pytest.mark.slow
+@pytest.mark.simulated
 @pytest.mark.parametrize("name", ABOUT_95)
 def test_within_two_points(name):
     found = coverage(ABOUT_95[name], 2000)

@@ -217,6 +217,7 @@ def test_few_samples_make_no_interval_and_uneven_ones_are_refused():
 
 
 @pytest.mark.slow
+@pytest.mark.simulated
 @pytest.mark.parametrize("host_sd", [0.0, 0.1])
 @pytest.mark.parametrize("num", [6])
 @pytest.mark.parametrize("name", [name for name in CURVES if name != "all floor"])

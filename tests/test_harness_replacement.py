@@ -64,7 +64,7 @@ def test_published_micro_traces(trace, hits):
     assert {policy: sum(replay(policy, 2, single(trace))) for policy in hits} == hits
 
 
-@pytest.mark.parametrize("num_seeds", [30, pytest.param(1000, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("num_seeds", [30, pytest.param(1000, marks=[pytest.mark.slow, pytest.mark.simulated])])
 @pytest.mark.parametrize(
     ("policy", "slots", "published"),
     [

@@ -52,6 +52,7 @@ def test_noise_is_seldom_odd(check, n, kind):
 
 
 @pytest.mark.slow
+@pytest.mark.simulated
 @pytest.mark.parametrize("check", CHECKS, ids=lambda check: check.__name__)
 @pytest.mark.parametrize("n", [*SIZES, 7, 9, 100])
 @pytest.mark.parametrize("kind", [normal, lognormal])

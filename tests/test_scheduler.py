@@ -266,6 +266,7 @@ def test_a_short_soak():
 
 
 @pytest.mark.slow
+@pytest.mark.simulated
 @pytest.mark.parametrize("seed", range(10))
 def test_a_hundred_thousand_steps(seed):
     assert soak(seed, 10_000) > 100

@@ -153,6 +153,7 @@ def test_a_short_soak(loaded, alone, way):
 
 
 @pytest.mark.slow
+@pytest.mark.simulated
 @pytest.mark.parametrize("overtaking", [0.0, 0.1])
 def test_ten_thousand_requests(loaded, alone, overtaking):
     soak = Soak(loaded, alone, seed=2)
