@@ -39,6 +39,13 @@ _MARKERS = (
 def pytest_addoption(parser: pytest.Parser) -> None:
     group = parser.getgroup("nanoserve")
     group.addoption("--device", default="auto", help="auto, cpu, cuda or cuda:N (default: auto)")
+    group.addoption(
+        "--gpu-wait-s",
+        type=_amount("--gpu-wait-s", "seconds"),
+        default=600.0,
+        metavar="SECONDS",
+        help="how long to wait for a GPU that another session has (default: 600)",
+    )
     group.addoption("--model", help="catalog name, folder, GGUF file or hub id (default: by device, or the profile's)")
     group.addoption("--dtype", help="auto, float32, bfloat16 or float16 (default: auto, or the profile's)")
     group.addoption("--profile", default="default", metavar="NAME", help=f"what is measured: {_profiles()}")
@@ -166,9 +173,9 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
     if item.get_closest_marker("alone") and "PYTEST_XDIST_WORKER" in os.environ:
         pytest.skip("times something: leave out -n")
     if item.get_closest_marker("gpu"):
-        import torch
+        from benchmarks.harness.gpu.driver import driver
 
-        if item.config.getoption("--device").startswith("cpu") or not torch.cuda.is_available():
+        if item.config.getoption("--device").startswith("cpu") or not driver().gpus():
             pytest.skip("needs a CUDA device")
 
 
