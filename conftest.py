@@ -13,12 +13,14 @@ import pytest
 
 if "PYTEST_XDIST_WORKER" in os.environ:
     # Before anything imports torch: threads of several workers wait for each other, and tests run 20 times slower.
+    # Workers that measure have been given their part of the cores by then (`spread.py`).
     os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 pytest_plugins = (  # in the order of their imports, or pytest could not rewrite the asserts of the later ones
     "benchmarks.harness.progress",
     "benchmarks.harness.fixtures",
     "benchmarks.harness.publishing",
+    "benchmarks.harness.spread",
     "benchmarks.harness.resume",
 )
 
@@ -111,8 +113,10 @@ def pytest_configure(config: pytest.Config) -> None:
         config.option.benchmark_disable = True
     elif config.getoption("benchmark_disable", False):
         raise pytest.UsageError("--benchmark-disable contradicts the other --benchmark options: leave out one of them")
-    elif config.getoption("numprocesses", None) or config.getoption("tx", None):
-        raise pytest.UsageError("benchmarks are not timed beside other workers (xdist is on): leave out -n")
+    else:
+        from benchmarks.harness.spread import prepare
+
+        prepare(config)
     if config.getoption("dist", "no") == "load" and not config.getoption("--prove-red"):
         config.option.dist = "loadfile"  # what a file prepares for all its tests is prepared once, not by each worker
 

@@ -9,8 +9,9 @@ import pytest
 from scripted_gpus import ScriptedDriver, ScriptedGpu
 
 from benchmarks.harness import fixtures, publishing
+from benchmarks.harness.claim import claim_gpu
 from benchmarks.harness.errors import DeviceError
-from benchmarks.harness.fixtures import CLAIM, LED, Led
+from benchmarks.harness.fixtures import CLAIM, LED
 from benchmarks.harness.gate.session import Serving
 from benchmarks.harness.gate.turns import Turns
 from benchmarks.harness.gpu.choice import Claim
@@ -32,20 +33,17 @@ def two_gpus(monkeypatch, tmp_path):
         yield
 
 
-def session(device="auto", *, is_timed=True, leader=None):
-    options = {"--device": device, "--gpu-wait-s": 0.0, "benchmark_disable": not is_timed}
-    stash = pytest.Stash()
-    if leader is not None:
-        stash[LED] = Led(None, None, None, tuple, leader)
+def session(device="auto"):
+    options = {"--device": device, "--gpu-wait-s": 0.0}
     return SimpleNamespace(
-        stash=stash,
+        stash=pytest.Stash(),
         getoption=lambda name, default=None: options.get(name, default),
         pluginmanager=SimpleNamespace(getplugin=lambda name: None),
     )
 
 
-def claim(*arguments, **options):
-    return fixtures._claim(session(*arguments, **options))
+def claim(device="auto", *, is_timed=True, leader=None):
+    return claim_gpu(session(device), timed=is_timed, leader=leader or os.getpid(), relatives=tuple)
 
 
 @pytest.mark.parametrize("is_timed", [True, False])

@@ -87,6 +87,7 @@ def test_a_gpu_that_is_not_there_is_an_error_with_those_that_are(asked):
 def test_a_worker_is_what_xdist_says():
     assert Worker.of({}) is None
     assert Worker.of({"PYTEST_XDIST_WORKER": "gw12", "PYTEST_XDIST_WORKER_COUNT": "16"}) == Worker(12, 16)
+    assert Worker.of({"PYTEST_XDIST_WORKER": "by-hand"}) == Worker(0, 1)
 
 
 def test_more_workers_than_gpus_are_refused_with_both_numbers_and_a_command():

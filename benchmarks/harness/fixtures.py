@@ -9,18 +9,17 @@ Knows pytest and its options. Refuses to know how anything is measured, and nano
 import contextlib
 import dataclasses
 import os
-import sys
 import warnings
 from collections.abc import Callable, Collection, Iterator, Mapping
 from typing import Any, NoReturn
 
 import pytest
 
+from benchmarks.harness.claim import claim_gpu, shown
 from benchmarks.harness.clock import DeviceClock
 from benchmarks.harness.errors import DeviceError
-from benchmarks.harness.gpu.choice import Chooser, Claim, Worker, asks_for_gpu, meant
-from benchmarks.harness.gpu.driver import Gpu, NoGpu, driver
-from benchmarks.harness.gpu.lock import GpuLocks, family_of_leader
+from benchmarks.harness.gpu.choice import Claim, Worker
+from benchmarks.harness.gpu.driver import Gpu
 from benchmarks.harness.loop import Plan, Say, Subject, Turn, WarmUp
 from benchmarks.harness.machine import family_of
 from benchmarks.harness.measure import Measure
@@ -28,7 +27,7 @@ from benchmarks.harness.progress import follow
 from benchmarks.harness.replay import replayed_seconds
 from benchmarks.harness.serving import SkippingClock
 from benchmarks.harness.slowed import Slowed
-from benchmarks.harness.sources.nanoserve import NanoserveSubject, UnusableSubjectError, choose_device
+from benchmarks.harness.sources.nanoserve import NanoserveSubject, UnusableSubjectError
 from benchmarks.harness.stash import RESUMED
 from benchmarks.harness.stepwise import Stepwise, StoppableClock
 from benchmarks.harness.timing import Clock
@@ -76,7 +75,9 @@ def gpu(request: pytest.FixtureRequest, pytestconfig: pytest.Config) -> Iterator
     An impossible one ends the session with one line.
     """
     try:
-        found = _claim(pytestconfig)
+        led = pytestconfig.stash.get(LED, None)
+        leader, relatives = led.leader if led else os.getpid(), _relatives(pytestconfig)
+        found = claim_gpu(pytestconfig, timed=is_timed(pytestconfig), leader=leader, relatives=relatives)
     except (DeviceError, UnusableSubjectError) as error:
         _end_session(request, error)
     if isinstance(found, Claim):
@@ -96,35 +97,12 @@ def _end_session(request: pytest.FixtureRequest, error: Exception) -> NoReturn:
     raise pytest.fail.Exception(str(error), pytrace=False) from None
 
 
-def _claim(config: pytest.Config) -> Claim | Gpu:
-    """Where nothing is timed, the workers of xdist share what there is: each test is as right beside others."""
-    asked, worker = config.getoption("--device"), Worker.of()
-    gpus = driver().gpus() if asks_for_gpu(asked) else []
-    if not gpus:
-        return NoGpu(choose_device(asked))
-    chosen, led = meant(asked, gpus, worker), config.stash.get(LED, None)
-    chooser = Chooser(
-        locks=GpuLocks(),
-        family=family_of_leader(led.leader if led else os.getpid()),
-        say=lambda text: _tell(config, text),
-        relatives=_relatives(config),
-        wait_s=config.getoption("--gpu-wait-s"),
-    )
-    return chooser.claim(chosen) if worker is None or is_timed(config) else Claim(chosen[0], chosen[0].device)
-
-
 def _relatives(config: pytest.Config) -> Callable[[], Collection[int]]:
     """Processes that are no strangers: the other session of two that take turns, the workers beside this one."""
     led = config.stash.get(LED, None)
     if led is None and Worker.of():
         return lambda: family_of(os.getppid())
     return led.relatives if led else tuple
-
-
-def _tell(config: pytest.Config, text: str) -> None:
-    """While a fixture is set up, and from a worker as well, which has no terminal of pytest's."""
-    with _shown(config):
-        print(text, file=sys.stderr, flush=True)  # noqa: T201
 
 
 @pytest.fixture(scope="session")
@@ -159,14 +137,8 @@ def is_timed(config: pytest.Config) -> bool:
 
 
 def _load(config: pytest.Config, name: str, device: str) -> NanoserveSubject:
-    with _shown(config):  # a first fetch shows its progress
+    with shown(config):  # a first fetch shows its progress
         return NanoserveSubject.load(name, device, config.getoption("--dtype"))
-
-
-def _shown(config: pytest.Config) -> contextlib.AbstractContextManager[None]:
-    """What is printed inside is not captured."""
-    capture: Any = config.pluginmanager.getplugin("capturemanager")
-    return capture.global_and_fixture_disabled() if capture else contextlib.nullcontext()
 
 
 @pytest.fixture(scope="session")

@@ -31,7 +31,13 @@ class Worker(NamedTuple):
     def of(cls, environment: Mapping[str, str] = os.environ) -> "Worker | None":
         """This process, as xdist tells it; None for one that xdist did not start."""
         name, count = environment.get("PYTEST_XDIST_WORKER"), environment.get("PYTEST_XDIST_WORKER_COUNT", "1")
-        return cls(int(name.removeprefix("gw")), int(count)) if name else None
+        return cls(_number_of(name), int(count)) if name else None
+
+
+def _number_of(worker: str) -> int:
+    """`gw3` is 3; a name that somebody has given by hand is of no number."""
+    number = worker.removeprefix("gw")
+    return int(number) if number.isdecimal() else 0
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
