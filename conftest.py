@@ -13,12 +13,14 @@ import pytest
 
 if "PYTEST_XDIST_WORKER" in os.environ:
     # Before anything imports torch: threads of several workers wait for each other, and tests run 20 times slower.
+    # Workers that measure have been given their part of the cores by then (`spread.py`).
     os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 pytest_plugins = (  # in the order of their imports, or pytest could not rewrite the asserts of the later ones
     "benchmarks.harness.progress",
     "benchmarks.harness.fixtures",
     "benchmarks.harness.publishing",
+    "benchmarks.harness.spread",
     "benchmarks.harness.resume",
 )
 
@@ -40,6 +42,13 @@ _MARKERS = (
 def pytest_addoption(parser: pytest.Parser) -> None:
     group = parser.getgroup("nanoserve")
     group.addoption("--device", default="auto", help="auto, cpu, cuda or cuda:N (default: auto)")
+    group.addoption(
+        "--gpu-wait-s",
+        type=_amount("--gpu-wait-s", "seconds"),
+        default=600.0,
+        metavar="SECONDS",
+        help="how long to wait for a GPU that another session has (default: 600)",
+    )
     group.addoption("--model", help="catalog name, folder, GGUF file or hub id (default: by device, or the profile's)")
     group.addoption("--dtype", help="auto, float32, bfloat16 or float16 (default: auto, or the profile's)")
     group.addoption("--profile", default="default", metavar="NAME", help=f"what is measured: {_profiles()}")
@@ -105,8 +114,10 @@ def pytest_configure(config: pytest.Config) -> None:
         config.option.benchmark_disable = True
     elif config.getoption("benchmark_disable", False):
         raise pytest.UsageError("--benchmark-disable contradicts the other --benchmark options: leave out one of them")
-    elif config.getoption("numprocesses", None) or config.getoption("tx", None):
-        raise pytest.UsageError("benchmarks are not timed beside other workers (xdist is on): leave out -n")
+    else:
+        from benchmarks.harness.spread import prepare
+
+        prepare(config)
     if config.getoption("dist", "no") == "load" and not config.getoption("--prove-red"):
         config.option.dist = "loadfile"  # what a file prepares for all its tests is prepared once, not by each worker
 
@@ -167,9 +178,9 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
     if item.get_closest_marker("alone") and "PYTEST_XDIST_WORKER" in os.environ:
         pytest.skip("times something: leave out -n")
     if item.get_closest_marker("gpu"):
-        import torch
+        from benchmarks.harness.gpu.driver import driver
 
-        if item.config.getoption("--device").startswith("cpu") or not torch.cuda.is_available():
+        if item.config.getoption("--device").startswith("cpu") or not driver().gpus():
             pytest.skip("needs a CUDA device")
 
 

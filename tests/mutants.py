@@ -33,7 +33,7 @@ from benchmarks.harness import (
     verify,
     workload,
 )
-from benchmarks.harness.gpu import nvidia
+from benchmarks.harness.gpu import choice, nvidia
 from benchmarks.harness.timing import Stamp
 
 
@@ -282,6 +282,16 @@ def _():
 @mutant("what can not be compared is as good", seen_by="exact")
 def _():
     everywhere(exact.is_red, lambda changes: any(change.verdict == "worse" for change in changes))
+
+
+@mutant("the first GPU is as good as a free one", seen_by="gpu_choice")
+def _():
+    everywhere(choice.pick, lambda seen: seen[0])
+
+
+@mutant("every worker measures on the first GPU", seen_by="gpu_choice")
+def _():
+    everywhere(choice.meant, lambda asked, gpus, worker=None: gpus[:1])
 
 
 @mutant("a busy machine is as good as another", seen_by="machine")

@@ -21,6 +21,9 @@ class ScriptedGpu:
         self.log.append(("state", tuple(also_ours)))
         return self._states.pop(0) if len(self._states) > 1 else self._states[0]
 
+    def make_current(self):
+        self.log.append("current")
+
     def wait(self):
         self.log.append("wait")
 

@@ -21,7 +21,8 @@ from benchmarks.harness import doctor
 from benchmarks.harness.doctor import Finding
 from benchmarks.harness.gate.reference import Reference, save_reference
 from benchmarks.harness.gpu.driver import use_driver
-from benchmarks.harness.gpu.readings import GpuState
+from benchmarks.harness.gpu.lock import GpuLocks
+from benchmarks.harness.gpu.readings import ForeignProcess, GpuState
 from benchmarks.harness.overhead import Stopwatch
 from nanoserve import catalog
 
@@ -388,6 +389,22 @@ def test_a_free_gpu_is_ok(gpu):
 def test_a_gpu_in_use_by_somebody_else_is_a_warning(gpu):
     gpu(in_use=0.5)
     expect(doctor.check_gpu(), WARN, "50.0 GB", "nvidia-smi")
+
+
+def test_of_several_gpus_each_says_who_has_it(monkeypatch, tmp_path):
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    stranger = ForeignProcess(pid=77, memory_bytes=None)
+    states = [GpuState(uuid="a"), GpuState(uuid="b", foreign_processes=(stranger,)), GpuState(uuid="c")]
+    gpus = [ScriptedGpu(state, device=f"cuda:{number}") for number, state in enumerate(states)]
+    held = GpuLocks().take("c", "a session")
+    locked = f"cuda:2 is locked by a session of ours, process {os.getpid()}"
+    with use_driver(ScriptedDriver(gpus)):
+        expect(doctor.check_gpu(), OK, f"cuda:0 is free; cuda:1 is in use by process 77; {locked}")
+    with use_driver(ScriptedDriver(gpus[1:])):
+        expect(doctor.check_gpu(), WARN, "cuda:1 is in use", "nvidia-smi")
+    with use_driver(ScriptedDriver(gpus[2:])):
+        expect(doctor.check_gpu(), WARN, locked)
+    held.release()
 
 
 def test_no_gpu_is_ok(gpu):

@@ -13,7 +13,7 @@ from benchmarks.harness.gpu.nvidia import NvidiaDriver, throttle_names
 READINGS = {
     "nvmlDeviceGetName": "NVIDIA H200",
     "nvmlSystemGetDriverVersion": "570.1",
-    "nvmlDeviceGetMemoryInfo": SimpleNamespace(total=150_000_000_000),
+    "nvmlDeviceGetMemoryInfo": SimpleNamespace(total=150_000_000_000, free=149_000_000_000),
     "nvmlDeviceGetPowerUsage": 412_500,
     "nvmlDeviceGetEnforcedPowerLimit": 700_000,
     "nvmlDeviceGetTemperature": 61,
@@ -26,7 +26,7 @@ FIELD_OF = {
     "nvmlDeviceGetName": "name",
     "nvmlDeviceGetUUID": "uuid",
     "nvmlSystemGetDriverVersion": "driver_version",
-    "nvmlDeviceGetMemoryInfo": "memory_total_bytes",
+    "nvmlDeviceGetMemoryInfo": ("memory_total_bytes", "memory_free_bytes"),
     "nvmlDeviceGetClockInfo": ("sm_clock_mhz", "memory_clock_mhz"),
     "nvmlDeviceGetMaxClockInfo": ("sm_clock_max_mhz", "memory_clock_max_mhz"),
     "nvmlDeviceGetPowerUsage": "power_w",
@@ -112,6 +112,9 @@ class FakeCuda:
     def current_device(self):
         return 1
 
+    def set_device(self, device):
+        self.calls.append(f"set {device}")
+
     def use(self, num_bytes, keep=0):
         self.calls.append("use")
         self.peak = max(self.peak, self.level + num_bytes)
@@ -151,6 +154,7 @@ def test_every_reading(nvml):
         "driver_version": "570.1",
         "is_mig": False,
         "memory_total_bytes": 150_000_000_000,
+        "memory_free_bytes": 149_000_000_000,
         "sm_clock_mhz": 1755,
         "sm_clock_max_mhz": 1980,
         "memory_clock_mhz": 3201,
@@ -307,6 +311,12 @@ def test_a_peak_is_what_the_call_added_and_never_an_earlier_high_water_mark(nvml
     assert (peak.level_bytes, peak.peak_bytes, peak.added_bytes) == (300, 350, 50)
     assert cuda.calls[1:] == ["synchronize", "use", "synchronize"]
     assert gpu.peak_memory(lambda: cuda.use(70)).added_bytes == 70
+
+
+def test_the_current_device_is_the_one_that_a_session_has_chosen(nvml, cuda):
+    NvidiaDriver().gpu("cuda:2").make_current()
+    NvidiaDriver().gpu("cpu").make_current()
+    assert cuda.calls == ["set cuda:2"]
 
 
 @pytest.mark.parametrize("device", ["cpu", "mps", "cpu:0"])

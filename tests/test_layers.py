@@ -114,6 +114,8 @@ INSTRUMENT = {
     "harness.gpu": "",
     "harness.gpu.readings": "",
     "harness.gpu.driver": "harness.gpu.readings | harness.gpu.nvidia",
+    "harness.gpu.lock": "harness.errors harness.files | filelock psutil",
+    "harness.gpu.choice": "harness.errors harness.gpu.driver harness.gpu.lock time",
     "harness.gpu.nvml": "",
     "harness.gpu.numbering": "harness.gpu.nvml | torch",
     "harness.gpu.nvidia": (
@@ -279,8 +281,10 @@ INSTRUMENT = {
     "harness.replay": "",
     "harness.stash": "harness.results pytest",
     "harness.progress": "harness.files harness.loop harness.pace harness.stash pytest time",
+    "harness.claim": "harness.gpu.choice harness.gpu.driver harness.gpu.lock harness.sources.nanoserve pytest",
     "harness.fixtures": "harness.* pytest",
     "harness.publishing": "harness.* pytest",
+    "harness.spread": "harness.* pytest | pytest_benchmark xdist",
     "harness.resume": "harness harness.* pytest",
     # asv's side: what its processes and files say of themselves.
     "harness.apart": "",
@@ -294,9 +298,9 @@ INSTRUMENT = {
     "harness.passes": "harness.* pytest",
     "harness.bridge": "harness harness.* pytest | asv_runner",
     "harness.doctor": (
-        "| harness.clock harness.errors harness.gate.calibration_file harness.gate.reference harness.gpu.driver "
-        "harness.overhead "
-        "harness.unreadable nanoserve nanoserve.catalog torch packaging"
+        "| harness.clock harness.errors harness.gate.calibration_file harness.gate.reference harness.gpu.choice "
+        "harness.gpu.driver harness.gpu.lock harness.overhead harness.unreadable nanoserve nanoserve.catalog torch "
+        "packaging"
     ),
     "asv_suite": "harness.bridge",
     "bench_*": "harness.arrivals harness.popularity harness.traffic pytest",

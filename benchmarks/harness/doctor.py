@@ -14,7 +14,7 @@ import shlex
 import shutil
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
@@ -28,6 +28,7 @@ _COMMIT = "git add -A && git commit -m 'First commit'"
 _MEASURED = "nanoserve pyproject.toml"  # what asv takes from a commit; the benchmarks it takes from the checkout
 _MAX_LOAD_PER_CPU = 0.25
 _MAX_GPU_MEMORY_IN_USE = 0.1
+_WHO_COMPUTES = "nvidia-smi --query-compute-apps=gpu_uuid,pid,name,used_memory --format=csv"
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -228,7 +229,7 @@ def check_gpu() -> Finding:
 
     found = driver().gpus()
     if found:
-        return _check_free_gpu(found[0])
+        return _check_gpus(found)
     if not shutil.which("nvidia-smi"):
         return Finding("gpu", "ok", "none: measuring on the CPU")
     if "CUDA_VISIBLE_DEVICES" in os.environ:
@@ -238,12 +239,24 @@ def check_gpu() -> Finding:
     return Finding("gpu", "warn", what, mend)
 
 
+def _check_gpus(gpus: Sequence["Gpu"]) -> Finding:
+    """Which are free, and who has the others; of one alone that is free, how much of it."""
+    from benchmarks.harness.gpu.choice import Chooser, told_of
+    from benchmarks.harness.gpu.lock import GpuLocks
+
+    seen = Chooser(locks=GpuLocks(), family="", say=print).look(gpus)
+    num_free = sum(not each.strangers and each.holder is None for each in seen)
+    if num_free == len(gpus) == 1:
+        return _check_free_gpu(gpus[0])
+    what = "; ".join(f"{each.gpu.device} {told_of(each)}" for each in seen)
+    return Finding("gpu", "ok", what) if num_free else Finding("gpu", "warn", what, _WHO_COMPUTES)
+
+
 def _check_free_gpu(gpu: "Gpu") -> Finding:
     name, free_bytes, total_bytes = gpu.label or gpu.device, gpu.free_bytes(), gpu.state().memory_total_bytes
     used_bytes = (total_bytes or 0) - (free_bytes or 0)
     if total_bytes and used_bytes > _MAX_GPU_MEMORY_IN_USE * total_bytes:
-        mend = "nvidia-smi --query-compute-apps=pid,name,used_memory --format=csv"
-        return Finding("gpu", "warn", f"{name}: {used_bytes / 1e9:.1f} GB are in use by something else", mend)
+        return Finding("gpu", "warn", f"{name}: {used_bytes / 1e9:.1f} GB are in use by something else", _WHO_COMPUTES)
     return Finding("gpu", "ok", f"{name}; measure on the CPU with --device cpu")
 
 

@@ -6,6 +6,7 @@ InstrumentError
 ├── ForeignPackageError    the imported nanoserve is not the one whose commit is being measured
 ├── MissingFeatureError    the measured build is too old, or the benchmark asks for something that never was
 ├── BuildError             a revision that git does not know, or one that cannot be installed in a folder of its own
+├── DeviceError            the GPU that was asked for is not there, or others have it
 ├── SourceError            a streamed source broke off, or spoke another language than it should
 └── ArchiveError           a results file that cannot be read, or that holds something else
 """
@@ -41,6 +42,10 @@ class MissingFeatureError(InstrumentError):
 
 class BuildError(InstrumentError):
     """A revision that is not here, or that does not become an installed package; the message says what mends it."""
+
+
+class DeviceError(InstrumentError):
+    """A GPU that is not there, that others have, or that cannot be locked; the message says what to type."""
 
 
 class SourceError(InstrumentError):

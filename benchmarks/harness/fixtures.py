@@ -1,4 +1,4 @@
-"""The pytest side of the instrument: the fixtures `device`, `model`, `measure` and `count_work`, and their markers.
+"""The pytest side of the instrument: the fixtures `gpu`, `device`, `model`, `measure` and `count_work`, and markers.
 
     @pytest.mark.arms(name={...options of Subject.stream...}, ...)    what takes turns inside one benchmark
     @pytest.mark.quantities("ttft_s", ...)                            what it promises to measure
@@ -8,20 +8,26 @@ Knows pytest and its options. Refuses to know how anything is measured, and nano
 
 import contextlib
 import dataclasses
+import os
 import warnings
 from collections.abc import Callable, Collection, Iterator, Mapping
-from typing import Any
+from typing import Any, NoReturn
 
 import pytest
 
+from benchmarks.harness.claim import claim_gpu, shown
 from benchmarks.harness.clock import DeviceClock
+from benchmarks.harness.errors import DeviceError
+from benchmarks.harness.gpu.choice import Claim, Worker
+from benchmarks.harness.gpu.driver import Gpu
 from benchmarks.harness.loop import Plan, Say, Subject, Turn, WarmUp
+from benchmarks.harness.machine import family_of
 from benchmarks.harness.measure import Measure
 from benchmarks.harness.progress import follow
 from benchmarks.harness.replay import replayed_seconds
 from benchmarks.harness.serving import SkippingClock
 from benchmarks.harness.slowed import Slowed
-from benchmarks.harness.sources.nanoserve import NanoserveSubject, UnusableSubjectError, choose_device
+from benchmarks.harness.sources.nanoserve import NanoserveSubject, UnusableSubjectError
 from benchmarks.harness.stash import RESUMED
 from benchmarks.harness.stepwise import Stepwise, StoppableClock
 from benchmarks.harness.timing import Clock
@@ -32,19 +38,23 @@ from benchmarks.harness.workload import Workload
 WATCH = pytest.StashKey[Watch]()
 """What looks at the machine in this session, on its config."""
 
+CLAIM = pytest.StashKey[Claim]()
+"""The GPU that this session has taken, on its config; not there where it runs on a CPU."""
+
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Led:
     """This session takes turns with another.
 
     `take` surrounds what opens a run, `begin` and `end` each of its steps; `relatives` are processes that are no
-    strangers.
+    strangers. Sessions with the same `leader`, a process, share a GPU.
     """
 
     take: Turn
     begin: Callable[[], None]
     end: Callable[[], None]
     relatives: Callable[[], Collection[int]]
+    leader: int = dataclasses.field(default_factory=os.getpid)
 
 
 LED = pytest.StashKey[Led]()
@@ -59,16 +69,50 @@ _WAKING = Workload(prompt_tokens=8, new_tokens=2)
 
 
 @pytest.fixture(scope="session")
-def device(pytestconfig: pytest.Config) -> str:
-    """The device that benchmarks run on, from `--device`; an impossible one ends the session with one line."""
+def gpu(request: pytest.FixtureRequest, pytestconfig: pytest.Config) -> Iterator[Gpu]:
+    """The GPU that benchmarks run on, from `--device`, nobody else's until the session ends; `NoGpu` for a CPU.
+
+    An impossible one ends the session with one line.
+    """
     try:
-        return choose_device(pytestconfig.getoption("--device"))
-    except UnusableSubjectError as error:
+        led = pytestconfig.stash.get(LED, None)
+        leader, relatives = led.leader if led else os.getpid(), _relatives(pytestconfig)
+        found = claim_gpu(pytestconfig, timed=is_timed(pytestconfig), leader=leader, relatives=relatives)
+    except (DeviceError, UnusableSubjectError) as error:
+        _end_session(request, error)
+    if isinstance(found, Claim):
+        pytestconfig.stash[CLAIM] = found
+        found.gpu.make_current()
+        yield found.gpu
+        found.release()
+    else:
+        yield found
+
+
+def _end_session(request: pytest.FixtureRequest, error: Exception) -> NoReturn:
+    """With one line. A worker of xdist that leaves by itself would look like a crash: it fails, and stops the rest."""
+    if Worker.of() is None:
         pytest.exit(str(error), returncode=pytest.ExitCode.USAGE_ERROR)
+    request.session.shouldstop = str(error)
+    raise pytest.fail.Exception(str(error), pytrace=False) from None
+
+
+def _relatives(config: pytest.Config) -> Callable[[], Collection[int]]:
+    """Processes that are no strangers: the other session of two that take turns, the workers beside this one."""
+    led = config.stash.get(LED, None)
+    if led is None and Worker.of():
+        return lambda: family_of(os.getppid())
+    return led.relatives if led else tuple
 
 
 @pytest.fixture(scope="session")
-def model(pytestconfig: pytest.Config, device: str) -> NanoserveSubject:
+def device(gpu: Gpu) -> str:
+    """What torch calls the device that benchmarks run on."""
+    return gpu.device
+
+
+@pytest.fixture(scope="session")
+def model(request: pytest.FixtureRequest, pytestconfig: pytest.Config, device: str) -> NanoserveSubject:
     """The model that benchmarks run, from `--model`: by default a trained one on a CPU, a 1B shape on a GPU.
 
     Where the trained default cannot be fetched, its shape with random weights stands in: speed does not depend on
@@ -82,7 +126,7 @@ def model(pytestconfig: pytest.Config, device: str) -> NanoserveSubject:
         return _load(pytestconfig, name, device)
     except UnusableSubjectError as error:
         if asked or not error.is_fetch:
-            pytest.exit(str(error), returncode=pytest.ExitCode.USAGE_ERROR)
+            _end_session(request, error)
         warnings.warn(f"measuring random weights of the same shape, because: {error}", stacklevel=1)
         return _load(pytestconfig, f"{name}-random", device)
 
@@ -93,18 +137,17 @@ def is_timed(config: pytest.Config) -> bool:
 
 
 def _load(config: pytest.Config, name: str, device: str) -> NanoserveSubject:
-    capture = config.pluginmanager.getplugin("capturemanager")
-    shown = capture.global_and_fixture_disabled() if capture else contextlib.nullcontext()
-    with shown:  # a first fetch shows its progress
+    with shown(config):  # a first fetch shows its progress
         return NanoserveSubject.load(name, device, config.getoption("--dtype"))
 
 
 @pytest.fixture(scope="session")
 def watch(pytestconfig: pytest.Config, device: str) -> Watch:
     """What looks at the machine while cases run; its control kernel's history lies below `.benchmarks`."""
-    led = pytestconfig.stash.get(LED, None)
-    history = pytestconfig.rootpath / ".benchmarks" / ("control-led.json" if led else "control.json")
-    pytestconfig.stash[WATCH] = Watch(lambda: Equipment.on(device), history, relatives=led.relatives if led else tuple)
+    worker = Worker.of()
+    beside = "-led" if LED in pytestconfig.stash else f"-{worker.number}" if worker else ""
+    history = pytestconfig.rootpath / ".benchmarks" / f"control{beside}.json"
+    pytestconfig.stash[WATCH] = Watch(lambda: Equipment.on(device), history, relatives=_relatives(pytestconfig))
     return pytestconfig.stash[WATCH]
 
 

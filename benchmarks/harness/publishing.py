@@ -12,7 +12,8 @@ import pytest
 
 from benchmarks.harness.ceilings import Ceilings
 from benchmarks.harness.efficiency import Cost, shares_of
-from benchmarks.harness.fixtures import LED, MEASURING, WATCH, benchmark_id, case_id
+from benchmarks.harness.fixtures import CLAIM, LED, MEASURING, WATCH, benchmark_id, case_id
+from benchmarks.harness.gpu.choice import Worker, claim_of
 from benchmarks.harness.measure import Measure
 from benchmarks.harness.provenance import provenance
 from benchmarks.harness.replay import replay
@@ -79,7 +80,7 @@ def _result_of(item: pytest.Function, measured: Measure | CountWork) -> Benchmar
         case=case_id(item),
         params=dict(item.callspec.params) if hasattr(item, "callspec") else {},
         measurements=tuple(measured.measurements),
-        provenance=provenance(package_folder(), subject.describe() | seen.facts | _planted(item.config)),
+        provenance=provenance(package_folder(), subject.describe() | seen.facts | _told_of(item.config)),
         flags=(*measured.flags, *seen.flags),
         runs=measured.runs,
         details=measured.details,
@@ -100,10 +101,11 @@ def _costs_of(item: pytest.Function) -> Costs:
     return {arm: told.cost(**options) for arm, options in measure.arms.items()}
 
 
-def _planted(config: pytest.Config) -> dict[str, float]:
-    """A planted slowdown says so: such a result is no measurement of the engine."""
-    percent = config.getoption("--planted-slowdown")
-    return {} if percent is None else {"planted_slowdown_percent": percent}
+def _told_of(config: pytest.Config) -> dict[str, Any]:
+    """The session: a planted slowdown says so, for it is no measurement of the engine; and a GPU says which it is."""
+    percent, claim = config.getoption("--planted-slowdown"), config.stash.get(CLAIM, None)
+    planted = {} if percent is None else {"planted_slowdown_percent": percent}
+    return planted if claim is None else planted | {"claim": claim_of(claim, Worker.of())}
 
 
 @pytest.hookimpl(wrapper=True, tryfirst=True)

@@ -20,6 +20,7 @@ from benchmarks.harness.archive import read_result
 from benchmarks.harness.errors import InstrumentError
 from benchmarks.harness.files import write_whole
 from benchmarks.harness.fixtures import LED, is_benchmark, is_timed
+from benchmarks.harness.gpu.choice import Worker
 from benchmarks.harness.provenance import cpu_model, source_hash
 from benchmarks.harness.results import Flag
 from benchmarks.harness.sources.nanoserve import package_folder
@@ -96,9 +97,13 @@ JOURNAL = pytest.StashKey[Journal]()
 
 
 def pytest_collection_finish(session: pytest.Session) -> None:
-    """Open the journal of a session that measures, and take from it what need not be measured again."""
+    """Open the journal of a session that measures, and take from it what need not be measured again.
+
+    Workers side by side have none: they would write into one file.
+    """
     config = session.config
-    if not is_timed(config) or LED in config.stash or config.getoption("collectonly") or _has_no(session.items):
+    is_alone = LED not in config.stash and Worker.of() is None
+    if not is_timed(config) or not is_alone or config.getoption("collectonly") or _has_no(session.items):
         return
     journal = Journal(config.rootpath / ".benchmarks" / "unfinished.jsonl", _setup(config))
     if config.getoption("--resume"):

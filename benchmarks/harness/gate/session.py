@@ -42,7 +42,8 @@ class Serving:
 
     def pytest_configure(self, config: pytest.Config) -> None:
         leader = os.getppid()  # the other worker is a child of it, and no stranger
-        config.stash[LED] = Led(self.turns.take, self.turns.begin_step, self.turns.end_step, lambda: family_of(leader))
+        turns = self.turns
+        config.stash[LED] = Led(turns.take, turns.begin_step, turns.end_step, lambda: family_of(leader), leader)
 
     @pytest.hookimpl(trylast=True)
     def pytest_collection_modifyitems(self, items: list[pytest.Item]) -> None:

@@ -23,6 +23,9 @@ class Gpu(Protocol):
     def state(self, also_ours: Collection[int] = ()) -> GpuState:
         """Read everything now. Processes in `also_ours` are no strangers: the other arm of a comparison, for one."""
 
+    def make_current(self) -> None:
+        """From now on this is the device of whatever names none."""
+
     def wait(self) -> None:
         """Return when the device has finished what was sent to it."""
 
@@ -90,6 +93,9 @@ class NoGpu:
 
     def state(self, also_ours: Collection[int] = ()) -> GpuState:
         return GpuState()
+
+    def make_current(self) -> None:
+        """It always is."""
 
     def wait(self) -> None:
         """A CPU has finished when it returns."""

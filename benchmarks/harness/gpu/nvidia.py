@@ -91,6 +91,7 @@ class NvidiaGpu:
             driver_version=text(self._read("nvmlSystemGetDriverVersion")),
             is_mig=self._is_mig(whole),
             memory_total_bytes=None if memory is None else memory.total,
+            memory_free_bytes=None if memory is None else memory.free,
             sm_clock_mhz=self._read("nvmlDeviceGetClockInfo", whole, nvml.NVML_CLOCK_SM),
             sm_clock_max_mhz=self._read("nvmlDeviceGetMaxClockInfo", whole, nvml.NVML_CLOCK_SM),
             memory_clock_mhz=self._read("nvmlDeviceGetClockInfo", whole, nvml.NVML_CLOCK_MEM),
@@ -102,6 +103,11 @@ class NvidiaGpu:
             foreign_processes=self._foreign_processes(part, also_ours),
             note=note,
         )
+
+    def make_current(self) -> None:
+        import torch
+
+        torch.cuda.set_device(self.device)
 
     def wait(self) -> None:
         import torch

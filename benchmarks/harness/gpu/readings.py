@@ -31,6 +31,7 @@ class GpuState:
     driver_version: str | None = None
     is_mig: bool | None = None
     memory_total_bytes: int | None = None
+    memory_free_bytes: int | None = None
     sm_clock_mhz: int | None = None
     sm_clock_max_mhz: int | None = None
     memory_clock_mhz: int | None = None
