@@ -131,6 +131,7 @@ INSTRUMENT = {
         "harness harness.band harness.clock harness.control harness.gpu.driver harness.gpu.readings harness.machine "
         "harness.overhead harness.results harness.timing"
     ),
+    "harness.one_time": "time",
     # The loop, and what it runs. The adapters are the only files that know an engine, inside functions.
     "harness.scenes": "harness.arrivals harness.errors harness.serving harness.workload",
     "harness.proof": "harness.errors harness.timing",
@@ -140,8 +141,8 @@ INSTRUMENT = {
     ),
     "harness.states": "harness.errors harness.loop harness.metrics harness.proof harness.results harness.scenes",
     "harness.measure": (
-        "harness harness.arrivals harness.errors harness.loop harness.metrics harness.results harness.scenes "
-        "harness.slopes harness.states harness.timing harness.traffic time"
+        "harness harness.arrivals harness.errors harness.loop harness.metrics harness.one_time harness.results "
+        "harness.scenes harness.slopes harness.states harness.timing harness.traffic time"
     ),
     "harness.profiles": "harness.errors",
     "harness.pace": "",
@@ -179,15 +180,15 @@ INSTRUMENT = {
         "| harness.gate.progress harness.sources.nanoserve_prefix matplotlib rich"
     ),
     # What people see.
-    "harness.report": "harness.metrics harness.results numpy rich | harness.curves",
+    "harness.report": "harness.metrics harness.one_time harness.results numpy rich | harness.curves",
     "harness.curves": "harness.metrics harness.report harness.results numpy | matplotlib",
     "harness.archive": "harness harness.errors harness.metrics harness.results harness.timing",
     "harness.doubts": "harness.archive harness.report harness.results",
     "harness.tables": "harness.curves harness.doubts harness.metrics harness.report harness.results",
     "harness.figures": "harness.curves harness.report numpy | harness.fits matplotlib",
     "harness.page": (
-        "harness.archive harness.curves harness.doubts harness.figures harness.report harness.results harness.tables "
-        "| jinja2 markupsafe"
+        "harness.archive harness.curves harness.doubts harness.figures harness.one_time harness.report harness.results "
+        "harness.tables | jinja2 markupsafe"
     ),
     "harness.exports": (
         "harness.archive harness.curves harness.doubts harness.errors harness.results harness.tables | harness.page"
