@@ -114,6 +114,7 @@ INSTRUMENT = {
     "harness.gpu": "",
     "harness.gpu.readings": "",
     "harness.gpu.driver": "harness.gpu.readings | harness.gpu.nvidia",
+    "harness.gpu.steadiness": "harness.gpu.readings",
     "harness.gpu.nvml": "",
     "harness.gpu.numbering": "harness.gpu.nvml | torch",
     "harness.gpu.nvidia": (
@@ -123,13 +124,13 @@ INSTRUMENT = {
     "harness.clock": "harness.gpu.driver harness.timing time",
     "harness.slowed": "harness.errors harness.loop harness.serving harness.timing harness.wrapped | numpy",
     "harness.overhead": "harness.clock harness.timing",
-    "harness.machine": "harness.gpu.readings time | psutil",
+    "harness.machine": "harness.gpu.readings harness.gpu.steadiness time | psutil",
     "harness.control": "harness.timing time | numpy torch",
     "harness.provenance": "harness harness.errors",
     "harness.band": "harness harness.errors harness.provenance | numpy",
     "harness.watch": (
-        "harness harness.band harness.clock harness.control harness.gpu.driver harness.gpu.readings harness.machine "
-        "harness.overhead harness.results harness.timing"
+        "harness harness.band harness.clock harness.control harness.gpu.driver harness.gpu.readings "
+        "harness.gpu.steadiness harness.machine harness.overhead harness.results harness.timing"
     ),
     "harness.one_time": "time",
     # The loop, and what it runs. The adapters are the only files that know an engine, inside functions.

@@ -1,7 +1,7 @@
 """Looks at the machine while benchmarks run, and says whether they had it to themselves.
 
 Knows the order of looking: before a case, at the turn of each of its samples, after it, and once at the end of the
-pass. What a look means is known elsewhere: `machine.py` and `gpu.py` read, `control.py` runs the fixed kernel,
+pass. What a look means is known elsewhere: `machine.py` and `gpu/` read and judge, `control.py` runs the fixed kernel,
 `band.py` knows what that kernel usually takes here.
 """
 
@@ -14,8 +14,9 @@ from typing import Any
 from benchmarks.harness import band
 from benchmarks.harness.clock import DeviceClock
 from benchmarks.harness.control import Control, CpuKernel, device_kernel
-from benchmarks.harness.gpu.driver import Gpu, driver
+from benchmarks.harness.gpu.driver import Gpu, NoGpu, driver
 from benchmarks.harness.gpu.readings import GpuState
+from benchmarks.harness.gpu.steadiness import series, what_moved
 from benchmarks.harness.machine import MachineState, machine_state, others_share, steal_share, what_happened
 from benchmarks.harness.overhead import Stopwatch
 from benchmarks.harness.results import Flag
@@ -70,6 +71,7 @@ class Watch:
         self._with: Equipment | None = None
         self._before: tuple[MachineState, GpuState] | None = None
         self._num_turns_before = 0
+        self._gpu_turns: list[GpuState] = []
         self._happened: list[str] = []
 
     def begin(self) -> None:
@@ -77,6 +79,7 @@ class Watch:
         self._note_broken_case()
         self._with = self._with or self._equip()
         self._num_turns_before = len(self._with.control.durations_s)
+        self._gpu_turns = []
         self._before = self._look()
 
     def _note_broken_case(self) -> None:
@@ -90,9 +93,11 @@ class Watch:
         return self._look_at(relatives), self._with.gpu.state(relatives)
 
     def turn(self) -> None:
-        """Run the control once; belongs before each sample."""
+        """Run the control once; belongs before each sample. A GPU is looked at right after it, while it is awake."""
         assert self._with is not None, "no case has begun"
         self._with.control.turn()
+        if not isinstance(self._with.gpu, NoGpu):
+            self._gpu_turns.append(self._with.gpu.state(self._relatives()))
 
     def end(self, runs: Mapping[str, Sequence[RunTiming]]) -> Seen:
         """The case has ended with these runs: what happened meanwhile, and whether the clock was good enough.
@@ -104,21 +109,24 @@ class Watch:
         before, gpu_before = self._before
         self._before = None
         after, gpu_after = self._look()
-        reasons = what_happened(before, after, gpu_before, gpu_after) if runs else []
+        happened = what_happened(before, after, gpu_before, gpu_after)
+        reasons = [*dict.fromkeys([*happened, *what_moved(self._gpu_turns, (gpu_before, gpu_after))])] if runs else []
         self._happened += reasons
         facts = {
             "load_average": None if after.load_average is None else list(after.load_average),
             "steal_share": steal_share(before, after),
             "others_share": others_share(before, after),
             "control_s": list(self._with.control.durations_s[self._num_turns_before :]),
-            "gpu": {"before": gpu_before.as_dict(), "after": gpu_after.as_dict()}
-            if gpu_after.name or gpu_after.note
-            else None,
+            "gpu": self._gpu_facts(gpu_before, gpu_after) if gpu_after.name or gpu_after.note else None,
             "stopwatch": _told_of(self._with.stopwatch, runs),
         }
         flags = [Flag(kind="contaminated", arm="", what=reason) for reason in reasons]
         flags += [Flag(kind="resolution", arm=arm, what=what) for arm, what in self._with.stopwatch.doubts(runs)]
         return Seen(facts=facts, flags=tuple(flags))
+
+    def _gpu_facts(self, before: GpuState, after: GpuState) -> dict[str, Any]:
+        turns = {"turns": series(self._gpu_turns)} if self._gpu_turns else {}
+        return {"before": before.as_dict(), "after": after.as_dict()} | turns
 
     def close_pass(self) -> Seen:
         """Judge the whole pass by its control and remember it: facts and flags for every case of it.
