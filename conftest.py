@@ -19,6 +19,7 @@ pytest_plugins = (  # in the order of their imports, or pytest could not rewrite
     "benchmarks.harness.progress",
     "benchmarks.harness.fixtures",
     "benchmarks.harness.publishing",
+    "benchmarks.harness.gpu.care",
     "benchmarks.harness.resume",
 )
 

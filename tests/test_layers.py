@@ -114,6 +114,7 @@ INSTRUMENT = {
     "harness.gpu": "",
     "harness.gpu.readings": "",
     "harness.gpu.driver": "harness.gpu.readings | harness.gpu.nvidia",
+    "harness.gpu.memory": "harness.gpu.driver",
     "harness.gpu.steadiness": "harness.gpu.readings",
     "harness.gpu.nvml": "",
     "harness.gpu.numbering": "harness.gpu.nvml | torch",
@@ -283,6 +284,7 @@ INSTRUMENT = {
     "harness.progress": "harness.files harness.loop harness.pace harness.stash pytest time",
     "harness.fixtures": "harness.* pytest",
     "harness.publishing": "harness.* pytest",
+    "harness.gpu.care": "harness.* pytest",
     "harness.resume": "harness harness.* pytest",
     # asv's side: what its processes and files say of themselves.
     "harness.apart": "",

@@ -206,6 +206,12 @@ def is_benchmark(item: pytest.Item) -> bool:
     return any(name in getattr(item, "fixturenames", ()) for name in MEASURING)
 
 
+def measured_of(item: pytest.Function) -> Measure | CountWork | None:
+    """What a running benchmark measures with; None for another test."""
+    found = (item.funcargs.get(name) for name in MEASURING)
+    return next((each for each in found if isinstance(each, Measure | CountWork)), None)
+
+
 def benchmark_id(item: pytest.Item) -> str:
     """A benchmark's node id without parameters: `benchmarks/bench_kv_cache.py::test_prompt_length`."""
     return item.nodeid.removesuffix(f"[{case_id(item)}]")
