@@ -309,6 +309,15 @@ def test_a_peak_is_what_the_call_added_and_never_an_earlier_high_water_mark(nvml
     assert gpu.peak_memory(lambda: cuda.use(70)).added_bytes == 70
 
 
+def test_the_high_water_mark_is_the_highest_level_since_it_was_forgotten(nvml, cuda):
+    nvml()
+    gpu = NvidiaDriver().gpu("cuda:0")
+    cuda.use(1000, keep=300)
+    assert gpu.peak_bytes() == 1000
+    gpu.peak_memory(lambda: cuda.use(50, keep=20))
+    assert gpu.peak_bytes() == 350
+
+
 @pytest.mark.parametrize("device", ["cpu", "mps", "cpu:0"])
 def test_no_gpu_knows_nothing_and_still_runs_the_call(device):
     gpu, calls = NvidiaDriver().gpu(device), []

@@ -259,7 +259,7 @@ def test_timed_everything_that_the_case_declares_is_undefined_and_a_flag_says_wh
 
 def test_what_has_no_values_is_no_result_of_a_pass(gap):
     result, config = gap
-    assert publishing.is_gap(result)
+    assert result.is_gap
     assert publishing.take_results(config) == []
     assert config.stash[publishing.RESULTS] == []
 

@@ -105,17 +105,12 @@ def _label(of: Metric, item: pytest.Function) -> str:
 def take_results(config: pytest.Config) -> list[BenchmarkResult]:
     """Take what has values out of a session, so that nothing is printed or drawn. The rest is told by its failure."""
     results, config.stash[RESULTS] = config.stash.get(RESULTS, []), []
-    return [each for each in results if not is_gap(each)]
-
-
-def is_gap(result: BenchmarkResult) -> bool:
-    """Whether a case could not be measured at all."""
-    return all(measurement.value is None for measurement in result.measurements)
+    return [each for each in results if not each.is_gap]
 
 
 def pytest_benchmark_update_json(config: pytest.Config, output_json: dict[str, Any]) -> None:
     """What has no values goes beside pytest-benchmark's own, which cannot do without a time."""
-    gaps = [result for result in config.stash.get(RESULTS, []) if is_gap(result)]
+    gaps = [result for result in config.stash.get(RESULTS, []) if result.is_gap]
     if gaps:
         output_json[GAPS] = [{"fullname": each.benchmark, "extra_info": each.as_dict()} for each in gaps]
 

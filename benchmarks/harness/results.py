@@ -125,6 +125,11 @@ class BenchmarkResult:
         """Whether something else ran on the machine meanwhile: such a result is shown, and never used."""
         return any(flag.kind == "contaminated" for flag in self.flags)
 
+    @property
+    def is_gap(self) -> bool:
+        """Whether the case could not be measured at all; a flag says why."""
+        return bool(self.measurements) and all(each.value is None for each in self.measurements)
+
     def as_dict(self) -> dict[str, Any]:
         """JSON-ready. `archive.py` reads it back."""
         return {
@@ -288,11 +293,6 @@ def _measurement(
 ) -> Measurement:
     interval = quantile_interval(samples, 0.5)
     return Measurement(
-        metric=metric,
-        arm=arm,
-        value=value,
-        samples=tuple(samples),
-        num_observations=num_observations,
-        low=interval.low,
-        high=interval.high,
-    )
+        metric=metric, arm=arm, value=value, samples=tuple(samples), num_observations=num_observations,
+        low=interval.low, high=interval.high,
+    )  # fmt: skip
