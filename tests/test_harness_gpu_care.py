@@ -193,10 +193,16 @@ def test_the_message_says_what_where_how_full_and_what_mends_it():
     assert out_of_memory(LONG, gpu, arm="naive", case="bench_x.py::test_growth[a b]") == (
         "out of memory on cuda:1, arm naive: CUDA out of memory. Tried to allocate 20.00 GiB (80.00 GB in all, 1.00 GB "
         "free, 70.00 GB in this process's tensors). The other cases go on; this one needs a smaller parameter, or a "
-        "smaller model: pytest 'bench_x.py::test_growth[a b]' --benchmark-only --dtype bfloat16 --model llama-3.2-1b"
+        "smaller model: pytest 'bench_x.py::test_growth[a b]' --benchmark-only --dtype bfloat16 --model smollm2-135m"
     )
     bare = out_of_memory(MemoryError(), NoGpu(), arm="", case="x")
     assert bare.startswith("out of memory on cpu: MemoryError. The other cases go on")
+
+
+def test_a_device_that_refuses_to_say_how_full_it_is_hides_nothing():
+    gpu = ScriptedGpu(held=lambda: (_ for _ in ()).throw(RuntimeError("CUDA error: unspecified")), free_bytes=10**9)
+    told = out_of_memory(LONG, gpu, arm="", case="x")
+    assert "Tried to allocate 20.00 GiB (1.00 GB free). The other" in told
 
 
 def raise_with(tensors):

@@ -4,6 +4,7 @@ Knows bytes before and after, and the words in which libraries say that they got
 refuses to know pytest (`care.py`).
 """
 
+import contextlib
 import dataclasses
 import shlex
 import traceback
@@ -69,17 +70,25 @@ def out_of_memory(error: BaseException, gpu: Gpu, *, arm: str, case: str) -> str
     """What happened, where, how full the device was, and what mends it. Ask while the error's frames still live."""
     asked = next(each for each in _chain(error) if _says_so(each))
     words = str(asked).strip().partition("\n")[0].partition(". GPU ")[0] or type(asked).__name__
-    held, free, total = gpu.held_bytes(), gpu.free_bytes(), gpu.state().memory_total_bytes
-    known = [
-        f"{amount / 1e9:.2f} GB {what}"
-        for amount, what in ((total, "in all"), (free, "free"), (held, "in this process's tensors"))
-        if amount is not None
-    ]
-    where, full = f"{gpu.device}, arm {arm}" if arm else gpu.device, f" ({', '.join(known)})" if known else ""
+    where, full = f"{gpu.device}, arm {arm}" if arm else gpu.device, ", ".join(_how_full(gpu))
     return (
-        f"out of memory on {where}: {words}{full}. The other cases go on; this one needs a smaller parameter, or a "
-        f"smaller model: pytest {shlex.quote(case)} --benchmark-only --dtype bfloat16 --model llama-3.2-1b"
+        f"out of memory on {where}: {words}{f' ({full})' * bool(full)}. The other cases go on; this one needs a "
+        f"smaller parameter, or a smaller model: "
+        f"pytest {shlex.quote(case)} --benchmark-only --dtype bfloat16 --model smollm2-135m"
     )
+
+
+def _how_full(gpu: Gpu) -> Iterator[str]:
+    """What can be read; a device that has just failed may refuse to say."""
+    asked = {
+        "in all": lambda: gpu.state().memory_total_bytes, "free": gpu.free_bytes,
+        "in this process's tensors": gpu.held_bytes,
+    }  # fmt: skip
+    for what, read in asked.items():
+        with contextlib.suppress(RuntimeError):
+            amount = read()
+            if amount is not None:
+                yield f"{amount / 1e9:.2f} GB {what}"
 
 
 def let_go(error: BaseException) -> None:
