@@ -189,6 +189,18 @@ def test_what_moved_at_the_turns_contaminates_the_case(tmp_path, changes, said):
     assert [flag.what for flag in case.flags if flag.kind == "contaminated"] == said
 
 
+def test_a_gpu_that_wakes_and_warms_up_before_the_first_sample_is_no_fault(tmp_path):
+    woken = dataclasses.replace(WARM, sm_clock_mhz=900, memory_clock_mhz=1593, temperature_c=30)
+    slow = dataclasses.replace(WARM, throttle_reasons=("software power cap",))
+    watch = watch_on(ScriptedMachine(), tmp_path, gpu=ScriptedGpu(COLD, woken, slow, WARM, WARM, COLD))
+    watch.begin()
+    for is_sample in (False, False, True, True):
+        watch.turn(is_sample=is_sample)
+    seen = watch.end({"only": [RUN]})
+    assert [flag.what for flag in seen.flags] == ["the GPU was held back: software power cap"]
+    assert seen.facts["gpu"]["turns"]["sm_clock_mhz"] == [900, 1980, 1980, 1980]
+
+
 def test_a_power_limit_that_was_changed_between_the_last_turn_and_the_end_is_seen(tmp_path):
     case = seen_at_turns(tmp_path, {}, {}, after=dataclasses.replace(COLD, power_limit_w=350.0))
     assert [flag.what for flag in case.flags] == ["the GPU's power limit was changed: 700, then 350 W"]
@@ -214,7 +226,7 @@ def test_the_series_of_the_turns_is_kept_and_each_case_has_its_own(tmp_path):
     watch.turn()
     assert watch.end({"only": [RUN]}).facts["gpu"]["turns"] == {
         "sm_clock_mhz": [1980, 1980], "memory_clock_mhz": [3201, 3201], "temperature_c": [50, 52],
-        "power_w": [400.0, 400.0],
+        "power_w": [400.0, 400.0], "throttle_reasons": ["", ""],
     }  # fmt: skip
     watch.begin()
     assert "turns" not in watch.end({}).facts["gpu"]

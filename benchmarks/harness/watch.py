@@ -72,6 +72,7 @@ class Watch:
         self._before: tuple[MachineState, GpuState] | None = None
         self._num_turns_before = 0
         self._gpu_turns: list[GpuState] = []
+        self._gpu_sampled: list[GpuState] = []
         self._happened: list[str] = []
 
     def begin(self) -> None:
@@ -79,7 +80,7 @@ class Watch:
         self._note_broken_case()
         self._with = self._with or self._equip()
         self._num_turns_before = len(self._with.control.durations_s)
-        self._gpu_turns = []
+        self._gpu_turns, self._gpu_sampled = [], []
         self._before = self._look()
 
     def _note_broken_case(self) -> None:
@@ -92,12 +93,13 @@ class Watch:
         relatives = self._relatives()
         return self._look_at(relatives), self._with.gpu.state(relatives)
 
-    def turn(self) -> None:
-        """Run the control once; belongs before each sample. A GPU is looked at right after it, while it is awake."""
+    def turn(self, *, is_sample: bool = True) -> None:
+        """Run the control once; belongs before each run. A GPU is looked at right after it, while it is awake."""
         assert self._with is not None, "no case has begun"
         self._with.control.turn()
         if not isinstance(self._with.gpu, NoGpu):
             self._gpu_turns.append(self._with.gpu.state(self._relatives()))
+            self._gpu_sampled += self._gpu_turns[-1:] if is_sample else []
 
     def end(self, runs: Mapping[str, Sequence[RunTiming]]) -> Seen:
         """The case has ended with these runs: what happened meanwhile, and whether the clock was good enough.
@@ -110,7 +112,8 @@ class Watch:
         self._before = None
         after, gpu_after = self._look()
         happened = what_happened(before, after, gpu_before, gpu_after)
-        reasons = [*dict.fromkeys([*happened, *what_moved(self._gpu_turns, (gpu_before, gpu_after))])] if runs else []
+        moved = what_moved(self._gpu_turns, self._gpu_sampled, (gpu_before, gpu_after))
+        reasons = [*dict.fromkeys([*happened, *moved])] if runs else []
         self._happened += reasons
         facts = {
             "load_average": None if after.load_average is None else list(after.load_average),

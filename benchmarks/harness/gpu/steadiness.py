@@ -14,20 +14,21 @@ MAX_CLOCK_MOVE = 0.05
 MAX_WARMING_C = 15
 """Degrees between the coolest and the hottest turn. Heat raises leakage, which takes from what the power limit leaves
 for clocks, and a boosted clock falls by a step of 15 MHz for some five to ten degrees: over 15 degrees by 1 to 2 %, as
-much as a comparison resolves. A GPU that starts cold passes more than that in its first minute."""
+much as a comparison resolves. A cold GPU warms by more than that in its first minute, which is for warm-ups."""
 
 
-def what_moved(turns: Sequence[GpuState], beside: Sequence[GpuState] = ()) -> list[str]:
+def what_moved(turns: Sequence[GpuState], sampled: Sequence[GpuState], beside: Sequence[GpuState] = ()) -> list[str]:
     """Every reason to call what ran between these turns contaminated.
 
-    `beside` are looks before and after, when the GPU may be idle: of them only the power limit counts here.
+    `sampled` are those of the turns that a sample followed: a GPU that wakes up and warms up before them is no fault.
+    `beside` are looks before and after, when it may be idle: of them only the power limit counts here.
     """
     return [
         *strangers(turns),
         *held_back(turns),
-        *_clock_moves("SM", [each.sm_clock_mhz for each in turns if _is_loaded(each)]),
-        *_clock_moves("memory", [each.memory_clock_mhz for each in turns if _is_loaded(each)]),
-        *_warming([each.temperature_c for each in turns if each.temperature_c is not None]),
+        *_clock_moves("SM", [each.sm_clock_mhz for each in sampled if _is_loaded(each)]),
+        *_clock_moves("memory", [each.memory_clock_mhz for each in sampled if _is_loaded(each)]),
+        *_warming([each.temperature_c for each in sampled if each.temperature_c is not None]),
         *_limits([each.power_limit_w for each in (*beside[:1], *turns, *beside[1:])]),
     ]
 
@@ -74,7 +75,8 @@ def _limits(limits_w: Sequence[float | None]) -> Iterator[str]:
         yield f"the GPU's power limit was changed: {', then '.join(f'{limit:g}' for limit in told)} W"
 
 
-def series(turns: Sequence[GpuState]) -> dict[str, list[float | None]]:
+def series(turns: Sequence[GpuState]) -> dict[str, list[float | str | None]]:
     """What was read at each turn, ready for JSON."""
     names = ("sm_clock_mhz", "memory_clock_mhz", "temperature_c", "power_w")
-    return {name: [getattr(each, name) for each in turns] for name in names}
+    reasons = [None if each.throttle_reasons is None else ", ".join(each.throttle_reasons) for each in turns]
+    return {name: [getattr(each, name) for each in turns] for name in names} | {"throttle_reasons": reasons}
