@@ -21,6 +21,7 @@ pytest_plugins = (  # in the order of their imports, or pytest could not rewrite
     "benchmarks.harness.fixtures",
     "benchmarks.harness.publishing",
     "benchmarks.harness.spread",
+    "benchmarks.harness.gpu.care",
     "benchmarks.harness.resume",
 )
 

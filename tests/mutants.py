@@ -6,6 +6,7 @@ The number behind a name is the public issue of the tool that had the fault. `te
 against the file that has to see it.
 """
 
+import contextlib
 import dataclasses
 import sys
 import time
@@ -20,6 +21,7 @@ from benchmarks.harness import (
     loop,
     machine,
     metrics,
+    one_time,
     proof,
     results,
     reuse_metrics,
@@ -33,7 +35,7 @@ from benchmarks.harness import (
     verify,
     workload,
 )
-from benchmarks.harness.gpu import choice, nvidia
+from benchmarks.harness.gpu import choice, memory, nvidia, steadiness
 from benchmarks.harness.timing import Stamp
 
 
@@ -260,6 +262,26 @@ def _():
         return right(self, call)
 
     nvidia.NvidiaGpu.peak_memory = wrong
+
+
+@mutant("what stays behind on a GPU is no leak", seen_by="gpu_care")
+def _():
+    memory.Kept.leak = property(lambda self: "")
+
+
+@mutant("the frames of an error may keep their tensors", seen_by="gpu_care")
+def _():
+    everywhere(memory.let_go, lambda error: None)
+
+
+@mutant("a GPU's clock is what it was before and after", seen_by="watch")
+def _():
+    everywhere(steadiness._clock_moves, lambda *_: iter(()))
+
+
+@mutant("a sample that compiled is as good as another", seen_by="one_time")
+def _():
+    one_time.Account.around = lambda self, arm, sample: contextlib.nullcontext()
 
 
 @mutant("query heads hold keys and values", seen_by="token_counts")

@@ -5,7 +5,7 @@ from benchmarks.harness.gpu.readings import DeviceWork, GpuState, PeakMemory
 
 
 class ScriptedGpu:
-    """One GPU. `states` are told one after another, the last one for ever; `held` likewise, or what `keep` adds up to.
+    """One GPU. `states` are told one after another, the last one for ever; `held` likewise, unless it can be asked.
 
     What runs on it runs on the CPU: `device` is what torch is given.
     """
@@ -14,7 +14,8 @@ class ScriptedGpu:
 
     def __init__(self, *states, device="cpu", held=(0,), free_bytes=80):
         self.device, self._free_bytes = device, free_bytes
-        self._states, self._held = list(states) or [GpuState(name="Scripted", uuid="GPU-0")], list(held)
+        self._states = list(states) or [GpuState(name="Scripted", uuid="GPU-0")]
+        self._held = held if callable(held) else list(held)
         self.log = []
 
     def state(self, also_ours=()):
@@ -32,10 +33,15 @@ class ScriptedGpu:
 
     def held_bytes(self):
         self.log.append("held")
+        if callable(self._held):
+            return self._held()
         return self._held.pop(0) if len(self._held) > 1 else self._held[0]
 
     def reset_memory(self):
         self.log.append("reset")
+
+    def peak_bytes(self):
+        return 70
 
     def peak_memory(self, call):
         call()

@@ -21,6 +21,7 @@ from benchmarks.harness import apart, bridge, guards, passes, suite
 from benchmarks.harness.errors import ForeignPackageError, InstrumentError
 from benchmarks.harness.metrics import metric
 from benchmarks.harness.passes import Taken
+from benchmarks.harness.publishing import RESULTS
 from benchmarks.harness.results import Flag
 
 ROOT = Path(__file__).parents[1]
@@ -74,9 +75,12 @@ def test_objects(measure, doubled, thing):
         "hangs",
         pytest.param("slow", marks=pytest.mark.desk),
         Thing(1),
+        "hungry",
     ],
 )
 def test_fates(measure, what):
+    if what == "hungry":
+        raise MemoryError
     if what == "skips":
         pytest.skip("not here")
     if what in ("raises", "expected"):
@@ -281,11 +285,12 @@ def test_an_objects_address_is_no_part_of_a_name(folder, probed, taken):
 
 
 def test_one_bad_case_is_named_and_the_others_keep_their_numbers(taken):
-    """One raises, one skips, one takes too long."""
+    """One raises, one skips, one takes too long, one has too little memory."""
     assert cases_of(taken, "test_fates") == {"good", "what6"}
-    assert {case for _, case in taken.failed} == {"raises", "hangs"}
+    assert {case for _, case in taken.failed} == {"raises", "hangs", "hungry"}
     assert "broken on purpose" in taken.failed["test_fates", "raises"]
     assert "took longer than 300 s" in taken.failed["test_fates", "hangs"]
+    assert taken.failed["test_fates", "hungry"].startswith("out of memory on cpu: MemoryError.")
     assert set(taken.skipped) == {("test_fates", "skips"), ("test_fates", "expected")}
     assert taken.skipped["test_fates", "skips"] == "not here"
 
@@ -629,9 +634,9 @@ def taking(results, names):
     """A session's plugin that has these results, whose cases are called by other names."""
     plugin = Taken({NODE: names}, {(NODE, name) for name in names}, lambda place: None)
     plugin._places = {(NODE, each.case): (NODE, name) for each, name in zip(results, names, strict=True)}
-    config = SimpleNamespace(stash={passes.RESULTS: results})
+    config = SimpleNamespace(stash={RESULTS: results})
     plugin.pytest_sessionfinish(SimpleNamespace(config=config))
-    assert config.stash[passes.RESULTS] == []
+    assert config.stash[RESULTS] == []
     return plugin
 
 

@@ -12,7 +12,7 @@ from sample_results import streamed_case, sweep
 from benchmarks.harness.curves import columns_of, curves_of, draw_curves, off_scale, visible_range
 from benchmarks.harness.figures import curve_figure, fit_line, gaps_figure
 from benchmarks.harness.metrics import metric
-from benchmarks.harness.results import exact_count, summarise_values
+from benchmarks.harness.results import Flag, exact_count, summarise_values
 
 
 def case(x, *measurements, label="", **params):
@@ -52,6 +52,15 @@ def test_two_numbers_that_move_together_make_no_line():
 def test_files_are_lines_of_their_own():
     results = [case(x, values(0.1), label=label) for label in ("base", "head") for x in (1, 2)]
     assert [list(curve.lines) for curve in curves_of(results)] == [["cached, base", "cached, head"]]
+
+
+def test_a_case_without_enough_memory_is_a_gap_with_a_reason():
+    flags = (Flag(kind="out of memory", arm="naive", what="no memory"),)
+    cases = [case(x, values(0.1 * x)) for x in (1, 3)]
+    lost = dataclasses.replace(case(2, values())[1], flags=flags)
+    [curve] = curves_of([*cases, ("", lost)])
+    assert [x for x, _ in curve.lines["cached"]] == [1, 3]
+    assert drawn(curve).off_scale == "nothing at x=2: out of memory"
 
 
 # What stays visible.

@@ -319,6 +319,15 @@ def test_the_current_device_is_the_one_that_a_session_has_chosen(nvml, cuda):
     assert cuda.calls == ["set cuda:2"]
 
 
+def test_the_high_water_mark_is_the_highest_level_since_it_was_forgotten(nvml, cuda):
+    nvml()
+    gpu = NvidiaDriver().gpu("cuda:0")
+    cuda.use(1000, keep=300)
+    assert gpu.peak_bytes() == 1000
+    gpu.peak_memory(lambda: cuda.use(50, keep=20))
+    assert gpu.peak_bytes() == 350
+
+
 @pytest.mark.parametrize("device", ["cpu", "mps", "cpu:0"])
 def test_no_gpu_knows_nothing_and_still_runs_the_call(device):
     gpu, calls = NvidiaDriver().gpu(device), []

@@ -77,6 +77,13 @@ def test_the_first_screen_says_what_was_measured(one_page):
         assert words in text[: text.index("Quantities")]
 
 
+def test_what_was_paid_once_is_on_the_first_screen_where_anything_was(one_page, tmp_path):
+    paid = {"num_compilations": 1, "compile_s": 2.5, "num_captures": 3, "capture_s": 0.5}
+    page = render_page(archives(tmp_path, single(details={"warm_up": {"num_runs": 2, **paid}})))
+    assert "paid once 1 compilation (2.5 s) and 3 CUDA graph captures (0.5 s) in warm-up" in text_of(page)
+    assert "paid once" not in text_of(one_page)
+
+
 def test_a_quantity_has_a_row_per_case_and_a_cell_per_arm(one, one_page):
     text = text_of(one_page)
     assert "TTFT ms, lower is better first token - arrival; median over runs case cached naive" in text

@@ -160,6 +160,13 @@ def test_the_instrument_says_what_it_cost_and_what_its_control_saw():
     assert "note: the band has moved" in text
 
 
+def test_what_was_paid_once_is_told_where_anything_was():
+    paid = {"num_compilations": 2, "compile_s": 1.5, "num_captures": 0, "capture_s": 0.0}
+    once = result(spread("ttft_s", 0.01), details={"warm_up": {"num_runs": 3, **paid}})
+    assert "paid once: 4 compilations (3 s) in warm-up" in render([once, once])
+    assert "paid once" not in render([result(spread("ttft_s", 0.01), details={"warm_up": {"num_runs": 3}})])
+
+
 # Words.
 
 

@@ -339,7 +339,7 @@ def test_what_disturbed_a_case_and_what_disturbed_its_pass_reach_the_file_and_th
 
 def test_before_each_run_the_control_runs_and_a_short_request_wakes_what_it_left_cold():
     log = []
-    watch = SimpleNamespace(turn=lambda: log.append("control"))
+    watch = SimpleNamespace(turn=lambda is_sample: log.append(("control", is_sample)))
 
     def stream(prompt, num_new_tokens, **arm):
         log.append((len(prompt), num_new_tokens, arm))
@@ -349,4 +349,6 @@ def test_before_each_run_the_control_runs_and_a_short_request_wakes_what_it_left
     turns = fixtures._turns(SimpleNamespace(stash={}), watch, plan, SimpleNamespace(stream=stream, vocab_size=100))
     with turns("a", 0):
         log.append("run")
-    assert log == ["control", (8, 2, {"cache": "none"}), "run"]
+    with turns("b", None):
+        log.append("warm-up")
+    assert log == [("control", True), (8, 2, {"cache": "none"}), "run", ("control", False), (8, 2, {}), "warm-up"]

@@ -1,7 +1,9 @@
 """The engine as a subject: windows on the smallest shape, schedules to the last digit, what a build lacks."""
 
+import gc
 import random
 import sys
+import weakref
 from collections import deque
 
 import pytest
@@ -126,6 +128,16 @@ def test_a_request_that_is_refused_ends_the_others(subject):
     with pytest.raises(RequestError, match="the whole pool has 64"):
         window(subject, asks((5, 9), (200, 100)), **PAGED)
     assert_all_free(subject._engine(**PAGED))
+
+
+@pytest.mark.parametrize("arm", [PAGED, {"cache": "contiguous"}])
+def test_what_was_made_for_an_arm_is_given_back_and_made_anew(subject, arm):
+    before = window(subject, asks((5, 3)), **arm)
+    engine = weakref.ref(subject._engine(**arm))
+    subject.release()
+    gc.collect()
+    assert engine() is None
+    assert [run.token_ids for run in window(subject, asks((5, 3)), **arm)] == [run.token_ids for run in before]
 
 
 def test_without_a_model_the_same_requests_run_and_answer_nothing(subject):

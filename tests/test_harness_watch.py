@@ -4,11 +4,12 @@ import dataclasses
 import json
 
 import pytest
+from scripted_gpus import ScriptedGpu
 
 from benchmarks.harness import band
 from benchmarks.harness.control import Control
 from benchmarks.harness.gpu.driver import NoGpu
-from benchmarks.harness.gpu.readings import GpuState
+from benchmarks.harness.gpu.readings import ForeignProcess, GpuState
 from benchmarks.harness.machine import MachineState
 from benchmarks.harness.overhead import Stopwatch
 from benchmarks.harness.timing import RunTiming, Stamp
@@ -140,6 +141,118 @@ def test_a_gpu_that_was_held_back_contaminates_the_case(tmp_path):
     case, _ = one_pass(ScriptedMachine(), tmp_path, gpu=Hot())
     assert "the GPU was held back: hardware thermal slowdown" in [flag.what for flag in case.flags]
     assert case.facts["gpu"]["after"]["throttle_reasons"] == ["hardware thermal slowdown"]
+
+
+# What a GPU says at its turns.
+
+
+WARM = GpuState(
+    name="A GPU", sm_clock_mhz=1980, memory_clock_mhz=3201, temperature_c=50, power_w=400.0, power_limit_w=700.0,
+    throttle_reasons=(),
+)  # fmt: skip
+COLD = dataclasses.replace(WARM, sm_clock_mhz=345, temperature_c=28, power_w=70.0, throttle_reasons=("idle",))
+STRANGER = (ForeignProcess(pid=41, memory_bytes=2_500_000_000),)
+
+
+def seen_at_turns(folder, *changes, before=COLD, after=COLD):
+    """A case whose GPU is idle before and after it, and is seen with these changes at its turns."""
+    turns = [dataclasses.replace(WARM, **change) for change in changes]
+    gpu = ScriptedGpu(before, *turns, after)
+    case, _ = one_pass(ScriptedMachine(), folder, num_turns=len(turns), gpu=gpu)
+    return case
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ([{}, {}, {}, {}], []),
+        ([{}, {"sm_clock_mhz": 1890}, {}, {}], []),
+        ([{}, {"sm_clock_mhz": 1755}, {}], ["the GPU's SM clock fell from 1980 to 1755 MHz between turns"]),
+        ([{"sm_clock_mhz": 1755}, {}, {}], ["the GPU's SM clock rose from 1755 to 1980 MHz between turns"]),
+        ([{}, {"memory_clock_mhz": 1593}], ["the GPU's memory clock fell from 3201 to 1593 MHz between turns"]),
+        ([{}, {"sm_clock_mhz": 345, "throttle_reasons": ("idle",)}], []),
+        ([{}, {"throttle_reasons": ("software power cap",)}, {}], ["the GPU was held back: software power cap"]),
+        ([{}, {"throttle_reasons": ("application clocks setting",)}, {}], []),
+        ([{}, {"foreign_processes": STRANGER}, {}], ["another process, 41, is on the GPU with 2.50 GB of memory"]),
+        ([{}, {"power_limit_w": 500.0}], ["the GPU's power limit was changed: 700, then 500 W"]),
+        ([{"temperature_c": 40}, {"temperature_c": 55}], []),
+        (
+            [{"temperature_c": 40}, {"temperature_c": 56}],
+            ["the GPU was at 40 to 56 degrees Celsius from turn to turn, more than 15 apart"],
+        ),
+        ([{}], []),
+        ([dict.fromkeys(("sm_clock_mhz", "temperature_c", "power_limit_w", "throttle_reasons")), {}], []),
+    ],
+)
+def test_what_moved_at_the_turns_contaminates_the_case(tmp_path, changes, said):
+    case = seen_at_turns(tmp_path, *changes)
+    assert [flag.what for flag in case.flags if flag.kind == "contaminated"] == said
+
+
+def test_a_gpu_that_wakes_and_warms_up_before_the_first_sample_is_no_fault(tmp_path):
+    woken = dataclasses.replace(WARM, sm_clock_mhz=900, memory_clock_mhz=1593, temperature_c=30)
+    slow = dataclasses.replace(WARM, throttle_reasons=("software power cap",))
+    watch = watch_on(ScriptedMachine(), tmp_path, gpu=ScriptedGpu(COLD, woken, slow, WARM, WARM, COLD))
+    watch.begin()
+    for is_sample in (False, False, True, True):
+        watch.turn(is_sample=is_sample)
+    seen = watch.end({"only": [RUN]})
+    assert [flag.what for flag in seen.flags] == ["the GPU was held back: software power cap"]
+    assert seen.facts["gpu"]["turns"]["sm_clock_mhz"] == [900, 1980, 1980, 1980]
+
+
+def test_a_power_limit_that_was_changed_between_the_last_turn_and_the_end_is_seen(tmp_path):
+    case = seen_at_turns(tmp_path, {}, {}, after=dataclasses.replace(COLD, power_limit_w=350.0))
+    assert [flag.what for flag in case.flags] == ["the GPU's power limit was changed: 700, then 350 W"]
+
+
+def test_what_is_seen_before_and_at_turns_is_told_once(tmp_path):
+    there = {"foreign_processes": STRANGER}
+    case = seen_at_turns(tmp_path, there, before=dataclasses.replace(COLD, **there))
+    assert len(case.flags) == 1
+
+
+def test_a_gpu_that_tells_nothing_is_no_reason_for_anything(tmp_path):
+    case, _ = one_pass(ScriptedMachine(), tmp_path, gpu=ScriptedGpu(GpuState(note="no NVML here")))
+    assert case.flags == ()
+    assert case.facts["gpu"]["turns"]["sm_clock_mhz"] == [None] * 8
+
+
+def test_the_series_of_the_turns_is_kept_and_each_case_has_its_own(tmp_path):
+    gpu = ScriptedGpu(COLD, WARM, dataclasses.replace(WARM, temperature_c=52), COLD)
+    watch = watch_on(ScriptedMachine(), tmp_path, gpu=gpu)
+    watch.begin()
+    watch.turn()
+    watch.turn()
+    assert watch.end({"only": [RUN]}).facts["gpu"]["turns"] == {
+        "sm_clock_mhz": [1980, 1980], "memory_clock_mhz": [3201, 3201], "temperature_c": [50, 52],
+        "power_w": [400.0, 400.0], "throttle_reasons": ["", ""],
+    }  # fmt: skip
+    watch.begin()
+    assert "turns" not in watch.end({}).facts["gpu"]
+
+
+def test_a_gpu_is_looked_at_right_after_the_control_and_where_there_is_none_nobody_looks(tmp_path, monkeypatch):
+    log = []
+    machine = ScriptedMachine()
+    monkeypatch.setattr(machine, "pass_time", lambda seconds: log.append(round(seconds, 3)))
+    gpu = ScriptedGpu(COLD)
+    gpu.state = lambda also_ours=(): log.append("look") or COLD
+    watch = watch_on(machine, tmp_path, gpu=gpu)
+    watch.begin()
+    watch.turn()
+    assert log == ["look", 0.01, 0.002, "look"]  # the pause and the kernel before the second look
+
+    class Nobody(NoGpu):
+        num_looks = 0
+
+        def state(self, also_ours=()):
+            self.num_looks += 1
+            return GpuState()
+
+    nobody = Nobody()
+    one_pass(ScriptedMachine(), tmp_path, gpu=nobody)
+    assert nobody.num_looks == 2
 
 
 def test_relatives_are_no_strangers_to_the_cpu_and_to_the_gpu(tmp_path):

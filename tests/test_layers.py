@@ -116,6 +116,8 @@ INSTRUMENT = {
     "harness.gpu.driver": "harness.gpu.readings | harness.gpu.nvidia",
     "harness.gpu.lock": "harness.errors harness.files | filelock psutil",
     "harness.gpu.choice": "harness.errors harness.gpu.driver harness.gpu.lock time",
+    "harness.gpu.memory": "harness.gpu.driver",
+    "harness.gpu.steadiness": "harness.gpu.readings",
     "harness.gpu.nvml": "",
     "harness.gpu.numbering": "harness.gpu.nvml | torch",
     "harness.gpu.nvidia": (
@@ -125,14 +127,15 @@ INSTRUMENT = {
     "harness.clock": "harness.gpu.driver harness.timing time",
     "harness.slowed": "harness.errors harness.loop harness.serving harness.timing harness.wrapped | numpy",
     "harness.overhead": "harness.clock harness.timing",
-    "harness.machine": "harness.gpu.readings time | psutil",
+    "harness.machine": "harness.gpu.readings harness.gpu.steadiness time | psutil",
     "harness.control": "harness.timing time | numpy torch",
     "harness.provenance": "harness harness.errors",
     "harness.band": "harness harness.errors harness.provenance | numpy",
     "harness.watch": (
-        "harness harness.band harness.clock harness.control harness.gpu.driver harness.gpu.readings harness.machine "
-        "harness.overhead harness.results harness.timing"
+        "harness harness.band harness.clock harness.control harness.gpu.driver harness.gpu.readings "
+        "harness.gpu.steadiness harness.machine harness.overhead harness.results harness.timing"
     ),
+    "harness.one_time": "time",
     # The loop, and what it runs. The adapters are the only files that know an engine, inside functions.
     "harness.scenes": "harness.arrivals harness.errors harness.serving harness.workload",
     "harness.proof": "harness.errors harness.timing",
@@ -142,8 +145,8 @@ INSTRUMENT = {
     ),
     "harness.states": "harness.errors harness.loop harness.metrics harness.proof harness.results harness.scenes",
     "harness.measure": (
-        "harness harness.arrivals harness.errors harness.loop harness.metrics harness.results harness.scenes "
-        "harness.slopes harness.states harness.timing harness.traffic time"
+        "harness harness.arrivals harness.errors harness.loop harness.metrics harness.one_time harness.results "
+        "harness.scenes harness.slopes harness.states harness.timing harness.traffic time"
     ),
     "harness.profiles": "harness.errors",
     "harness.pace": "",
@@ -181,15 +184,15 @@ INSTRUMENT = {
         "| harness.gate.progress harness.sources.nanoserve_prefix matplotlib rich"
     ),
     # What people see.
-    "harness.report": "harness.metrics harness.results numpy rich | harness.curves",
+    "harness.report": "harness.metrics harness.one_time harness.results numpy rich | harness.curves",
     "harness.curves": "harness.metrics harness.report harness.results numpy | matplotlib",
     "harness.archive": "harness harness.errors harness.metrics harness.results harness.timing",
     "harness.doubts": "harness.archive harness.report harness.results",
     "harness.tables": "harness.curves harness.doubts harness.metrics harness.report harness.results",
     "harness.figures": "harness.curves harness.report numpy | harness.fits matplotlib",
     "harness.page": (
-        "harness.archive harness.curves harness.doubts harness.figures harness.report harness.results harness.tables "
-        "| jinja2 markupsafe"
+        "harness.archive harness.curves harness.doubts harness.figures harness.one_time harness.report harness.results "
+        "harness.tables | jinja2 markupsafe"
     ),
     "harness.exports": (
         "harness.archive harness.curves harness.doubts harness.errors harness.results harness.tables | harness.page"
@@ -285,6 +288,7 @@ INSTRUMENT = {
     "harness.fixtures": "harness.* pytest",
     "harness.publishing": "harness.* pytest",
     "harness.spread": "harness.* pytest | pytest_benchmark xdist",
+    "harness.gpu.care": "harness.* pytest",
     "harness.resume": "harness harness.* pytest",
     # asv's side: what its processes and files say of themselves.
     "harness.apart": "",

@@ -1,6 +1,7 @@
 """The cache study on made results: what each claim says where it is true, where it is false, and where nobody knows."""
 
 import csv
+import dataclasses
 import io
 import itertools
 import random
@@ -10,7 +11,7 @@ from sample_results import PROVENANCE
 from typer.testing import CliRunner
 
 from benchmarks.harness.metrics import metric
-from benchmarks.harness.results import BenchmarkResult, summarise_pairs, summarise_runs
+from benchmarks.harness.results import BenchmarkResult, Measurement, summarise_pairs, summarise_runs
 from benchmarks.harness.timing import RunTiming, Stamp
 from benchmarks.studies import cache_curve
 from benchmarks.studies.cache_claims import claims_of
@@ -83,6 +84,15 @@ def test_prefill_without_an_overhead_is_linear_and_a_growing_itl_is_not_flat():
     found = verdicts(study(prefill=lambda p: 0.01 * p, cached=lambda context: 0.1 + 0.002 * context))
     assert found["prefill is linear in the prompt"] == "holds"
     assert found["decode is flat"] == "does not hold"
+
+
+def test_a_case_without_values_is_no_point():
+    results = study()
+    lost = Measurement(
+        metric=metric("ttft_s"), arm="cached", value=None, samples=(), num_observations=0, low=None, high=None
+    )
+    gap = dataclasses.replace(results[-1], case="512", params={"prompt_tokens": 512}, measurements=(lost,), runs={})
+    assert tell([*results, gap]) == tell(results)
 
 
 def test_what_was_not_measured_is_not_judged():

@@ -18,6 +18,9 @@ from benchmarks.harness.metrics import metric
 from benchmarks.harness.results import SCHEMA, BenchmarkResult, Flag, Measurement
 from benchmarks.harness.timing import RunTiming, Stamp
 
+GAPS = "cases_without_values"
+"""Where a file keeps results that have no values, beside pytest-benchmark's own."""
+
 MEASURE_COMMAND = "pytest --benchmark-only --benchmark-autosave"
 
 _TEXTS = ("request_id", "finish_reason", "error")
@@ -167,7 +170,7 @@ def _entries(whole: Any) -> list[Any]:
         raise ArchiveError(f"a results file of asv, not of pytest-benchmark; measure with: {MEASURE_COMMAND}")
     if not isinstance(whole, dict) or not {"benchmarks", "machine_info"} <= whole.keys():
         raise ArchiveError(f"no results file of pytest-benchmark; measure with: {MEASURE_COMMAND}")
-    entries: list[Any] = _field(whole, "benchmarks", list)
+    entries: list[Any] = [*_field(whole, "benchmarks", list), *_field({GAPS: [], **whole}, GAPS, list)]
     if not entries:
         raise ArchiveError("holds no benchmark: nothing was measured, or everything failed")
     return entries

@@ -44,7 +44,7 @@ class Curve:
     """One metric of one benchmark over the parameter `axis`.
 
     `lines` maps a name, which is an arm at fixed other parameters, to its points in the order of the axis. A number
-    times `factor` is in `unit`.
+    times `factor` is in `unit`. `gaps` says where there is no point, and why.
     """
 
     benchmark: str
@@ -53,6 +53,7 @@ class Curve:
     lines: dict[str, list[Point]]
     unit: str
     factor: float
+    gaps: tuple[str, ...] = ()
 
     @property
     def points(self) -> list[Point]:
@@ -68,7 +69,10 @@ def curves_of(labelled: Sequence[Labelled]) -> Iterator[Curve]:
                 lines = _lines(group, axis, metric)
                 if lines:
                     unit, factor = scale_of(metric, [m for points in lines.values() for _, m in points])
-                    yield Curve(benchmark=benchmark, metric=metric, axis=axis, lines=lines, unit=unit, factor=factor)
+                    yield Curve(
+                        benchmark=benchmark, metric=metric, axis=axis, lines=lines, unit=unit, factor=factor,
+                        gaps=_gaps(group, axis),
+                    )  # fmt: skip
 
 
 def _numeric_axes(group: Sequence[BenchmarkResult]) -> list[str]:
@@ -91,6 +95,16 @@ def _lines(group: Sequence[Labelled], axis: str, metric: Metric) -> dict[str, li
                 name = line_name(measurement.arm, others, label)
                 lines.setdefault(name, []).append((result.params[axis], measurement))
     return lines if any(len({x for x, _ in points}) > 1 for points in lines.values()) else {}
+
+
+def _gaps(group: Sequence[Labelled], axis: str) -> tuple[str, ...]:
+    """The cases for which the memory did not suffice."""
+    return tuple(
+        f"nothing at {line_name(f'{axis}={result.params[axis]}', (), label)}: {flag.kind}"
+        for label, result in group
+        for flag in result.flags
+        if flag.kind == "out of memory"
+    )
 
 
 def line_name(arm: str, others: Sequence[str], label: str) -> str:
@@ -223,7 +237,11 @@ def _near(measurement: Measurement) -> list[float]:
 
 
 def off_scale(curve: Curve) -> str:
-    """What the cut axis does not show, in words; "" when it shows everything."""
+    """What the picture does not show, runs above a cut axis and gaps, in words; "" when it shows everything."""
+    return "; ".join(filter(None, (_runs_above(curve), *curve.gaps)))
+
+
+def _runs_above(curve: Curve) -> str:
     _, top = visible_range(curve)
     runs = [sample * curve.factor for _, m in curve.points for sample in m.samples]
     far = [y for y in runs if y > top and not math.isclose(y, top)]

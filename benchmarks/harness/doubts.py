@@ -12,11 +12,14 @@ from benchmarks.harness.report import name_of
 from benchmarks.harness.results import BenchmarkResult, Flag, Measurement
 
 _WHY = {
+    "out of memory": "The device had too little memory for the case. It has no values: a gap, and no zero.",
     "contaminated": "Something else ran on the machine meanwhile. Measure again; do not compare these numbers.",
     "different commits": "The files hold different code. Differences between them may be the code's.",
     "different machines": "The files are from different machines or setups. Their times are not comparable.",
     "uncommitted changes": "The measured code is in no commit. Nobody else can measure it again.",
     "commit unknown": "The results do not say which commit they measured.",
+    "one-time": "Something was compiled or captured inside a sample. That is paid once, and part of the number.",
+    "leak": "The benchmark left memory on the GPU. What is measured after it has less, and a long run has none left.",
     "step": "The samples jump within the series, as when a processor throttles. The median is of two states.",
     "drift": "The samples have a trend. The value depends on when one stopped.",
     "warm-up": "The first samples may still have been warming up.",

@@ -183,15 +183,15 @@ def _turns(config: pytest.Config, watch: Watch, plan: Plan, model: NanoserveSubj
     @contextlib.contextmanager
     def turn(arm: str, number: int | None) -> Iterator[None]:
         with led.take(arm, number) if led else contextlib.nullcontext():
-            _open_turn(watch, plan, model, arm)
+            _open_turn(watch, plan, model, arm, is_sample=number is not None)
         yield
 
     return turn
 
 
-def _open_turn(watch: Watch, plan: Plan, model: NanoserveSubject, arm: str) -> None:
+def _open_turn(watch: Watch, plan: Plan, model: NanoserveSubject, arm: str, *, is_sample: bool) -> None:
     """Run the control, then wake caches and threads that it left cold with a short request that no sample uses."""
-    watch.turn()
+    watch.turn(is_sample=is_sample)
     prompt = _WAKING.prompt(model.vocab_size, plan.name, "wake")
     for _ in model.stream(prompt, _WAKING.new_tokens, **plan.arms[arm]):
         pass
@@ -247,6 +247,12 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 def is_benchmark(item: pytest.Item) -> bool:
     """Whether a test measures something, by the fixtures that it takes."""
     return any(name in getattr(item, "fixturenames", ()) for name in MEASURING)
+
+
+def measured_of(item: pytest.Function) -> Measure | CountWork | None:
+    """What a running benchmark measures with; None for another test."""
+    found = (item.funcargs.get(name) for name in MEASURING)
+    return next((each for each in found if isinstance(each, Measure | CountWork)), None)
 
 
 def benchmark_id(item: pytest.Item) -> str:

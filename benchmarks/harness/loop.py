@@ -41,7 +41,6 @@ Turn = Callable[[str, int | None], contextlib.AbstractContextManager[object]]
 """A block around each run: what has to come before it, and perhaps a wait. Takes the arm's name and the number of the
 sample, from 0; None for a warm-up. May raise Enough."""
 
-
 Nap = Callable[[float], None]
 """Waits for so many seconds."""
 
@@ -141,10 +140,15 @@ class Plan:
 class Loop:
     """Runs the loads of one test, once: every arm warmed up at the very shape, then sampled."""
 
-    def __init__(self, plan: Plan, subject: Subject, clock: Clock, *, say: Say, turn: Turn, nap: Nap) -> None:
+    def __init__(
+        self, plan: Plan, subject: Subject, clock: Clock, *, say: Say, turn: Turn, around: Turn, nap: Nap
+    ) -> None:
+        """`around` is a block like `turn`, around what is timed of a run and nothing else."""
         self._plan, self._subject, self._clock, self._nap = plan, subject, clock, nap
-        self._say, self._turn = say, turn
+        self._say, self._turn, self._around = say, turn, around
         self._same_tokens = True
+        self.running = ""
+        self.first_run_s: dict[str, float] = {}
         self.samples: list[Sample] = []
         self.flags: list[Flag] = []
         self.details: dict[str, Any] = {}
@@ -186,6 +190,7 @@ class Loop:
         while len(turns) < limit.max_runs and spent_s < limit.max_s:
             turns.append(self._take_sample(acts, "warm-up", len(turns), limit.max_runs))
             durations = {arm: [_seconds(turn[arm]) for turn in turns] for arm in self._plan.arms}
+            self.first_run_s = {arm: series[0] for arm, series in durations.items()}
             restless = [arm for arm, series in durations.items() if not is_settled(series)]
             spent_s = sum(itertools.chain.from_iterable(durations.values()))
             self.details["warm_up"] = {"num_runs": len(turns), "is_settled": not restless if len(turns) > 1 else None}
@@ -232,8 +237,9 @@ class Loop:
         self.flags += [Flag(kind="near-tie", arm="", what=tie) for tie in ties]
 
     def _run(self, arm: str, scene: Scene, number: int | None) -> "Ran":
+        self.running = arm
         with self._turn(arm, number):
-            ran = self._play(scene, self._plan.arms[arm])
+            ran = self._play(scene, arm, number)
         for place, (ask, (prompt, run)) in enumerate(zip(scene.asks, ran, strict=True)):
             whose = _whose(arm, place, ran)
             check_length(run, Workload(prompt_tokens=len(prompt), new_tokens=ask.new_tokens), whose)
@@ -242,11 +248,16 @@ class Loop:
         check_window([run for _, run in ran])
         return ran
 
-    def _play(self, scene: Scene, options: Mapping[str, Any]) -> "Ran":
+    def _play(self, scene: Scene, arm: str, number: int | None) -> "Ran":
         """What was served before, which nobody times, then the window itself."""
-        subject, before = self._subject, scene.before
+        options, before = self._plan.arms[arm], scene.before
         if before is not None:
-            untimed(subject, lambda bare: _serve_before(bare, before, options))
+            untimed(self._subject, lambda bare: _serve_before(bare, before, options))
+        with self._around(arm, number):
+            return self._play_window(scene, options)
+
+    def _play_window(self, scene: Scene, options: Mapping[str, Any]) -> "Ran":
+        subject = self._subject
         if scene.how == "together":
             runs = measure_window(lambda inbox: subject.serve(inbox, **options), scene.asks, self._clock, self._nap)
             return [(ask.prompt_ids, run) for ask, run in zip(scene.asks, runs, strict=True)]

@@ -11,7 +11,8 @@ import time
 from collections.abc import Callable, Collection, Iterator
 from typing import Any
 
-from benchmarks.harness.gpu.readings import HARMLESS_REASONS, GpuState
+from benchmarks.harness.gpu.readings import GpuState
+from benchmarks.harness.gpu.steadiness import MAX_CLOCK_MOVE, held_back, strangers
 
 MAX_STEAL_SHARE = 0.02
 """Of all CPU time. A comparison resolves 2 to 3 %: a hypervisor that takes as much away can be the whole finding."""
@@ -19,9 +20,6 @@ MAX_STEAL_SHARE = 0.02
 MAX_OTHERS_SHARE = 0.10
 """Of all CPU time. A quiet machine with a desktop or an agent stays below; one busy process on up to eight CPUs does
 not, nor do more on a larger one in proportion."""
-
-MAX_CLOCK_DROP = 0.05
-"""Of the SM or memory clock, which move in steps of less than 1 %; a GPU that is hot or capped loses more than 5 %."""
 
 MIN_INTERVAL_S = 0.5
 """CPU time is counted in ticks of 10 ms; over less than this a few ticks are a percent."""
@@ -77,6 +75,11 @@ def _attempt(read: Callable[[], Any]) -> Any:
         return read()
     except (psutil.Error, OSError, AttributeError, NotImplementedError):
         return None
+
+
+def num_usable_cpus() -> int:
+    """The CPUs that this process may use, where the system says which."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def _load_average() -> Any:
@@ -171,18 +174,13 @@ def _cpu_reasons(before: MachineState, after: MachineState) -> Iterator[str]:
 
 
 def _gpu_reasons(before: GpuState, after: GpuState) -> Iterator[str]:
-    strangers = {process.pid: process for process in (*before.foreign_processes, *after.foreign_processes)}
-    for process in strangers.values():
-        size = "an unknown amount" if process.memory_bytes is None else f"{process.memory_bytes / 1e9:.2f} GB"
-        yield f"another process, {process.pid}, is on the GPU with {size} of memory"
-    throttled = {*(before.throttle_reasons or ()), *(after.throttle_reasons or ())} - HARMLESS_REASONS
-    if throttled:
-        yield f"the GPU was held back: {', '.join(sorted(throttled))}"
+    yield from strangers((before, after))
+    yield from held_back((before, after))
     if "idle" not in (after.throttle_reasons or ()):
         yield from _clock_drop("SM", before.sm_clock_mhz, after.sm_clock_mhz)
         yield from _clock_drop("memory", before.memory_clock_mhz, after.memory_clock_mhz)
 
 
 def _clock_drop(what: str, before_mhz: int | None, after_mhz: int | None) -> Iterator[str]:
-    if before_mhz and after_mhz is not None and after_mhz < before_mhz * (1 - MAX_CLOCK_DROP):
+    if before_mhz and after_mhz is not None and after_mhz < before_mhz * (1 - MAX_CLOCK_MOVE):
         yield f"the GPU's {what} clock fell from {before_mhz} to {after_mhz} MHz"

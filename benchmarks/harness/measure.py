@@ -6,6 +6,7 @@ and devices.
 
 import contextlib
 import functools
+import statistics
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
@@ -15,6 +16,7 @@ from benchmarks.harness.arrivals import together
 from benchmarks.harness.errors import InstrumentError, UndeclaredMetricError
 from benchmarks.harness.loop import Loop, Nap, Plan, Say, Subject, Turn, Window
 from benchmarks.harness.metrics import Metric, metric
+from benchmarks.harness.one_time import Account
 from benchmarks.harness.results import (
     Flag,
     Measurement,
@@ -49,8 +51,8 @@ class Measure:
         *,
         nap: Nap = time.sleep,
     ) -> None:
-        self._plan = plan
-        self._loop = Loop(plan, subject, clock, say=say, turn=turn, nap=nap)
+        self._plan, self._account = plan, Account()
+        self._loop = Loop(plan, subject, clock, say=say, turn=turn, around=self._account.around, nap=nap)
         self._prompts, self._subject = Prompts(test=plan.name, vocab_size=subject.vocab_size), subject
         self.measurements: list[Measurement] = []
         self.details: dict[str, Any] = self._loop.details
@@ -228,8 +230,28 @@ class Measure:
         return any(len(window) > 1 or any(run.num_cached for run in window) for window in windows)
 
     def close(self) -> None:
-        """Raise UndeclaredMetricError when the test measured less than it declared: a missing number is not good."""
+        """Tell what was paid once apart from the rest.
+
+        Raises UndeclaredMetricError when the test measured less than it declared: a missing number is not good.
+        """
         check_kept(self._plan.quantities, self.measurements)
+        self._tell_one_time()
+
+    def _tell_one_time(self) -> None:
+        first_s, paid = self._loop.first_run_s, self._account.in_warm_up()
+        if first_s:
+            excess = {arm: first_s[arm] - statistics.median(self._loop.durations_s(arm)) for arm in first_s}
+            self.details.setdefault("warm_up", {})["first_run_excess_s"] = excess
+        if paid:
+            self.details.setdefault("warm_up", {}).update(paid.as_dict())
+        for arm, inside in self._account.in_samples.items():
+            self.details.setdefault("one_time_in_samples", {})[arm] = inside.as_dict()
+            self.flags.append(Flag(kind="one-time", arm=arm, what=f"{inside} inside timed samples"))
+
+    @property
+    def running(self) -> str:
+        """The arm whose run began last, "" before the first."""
+        return self._loop.running
 
     def primary_durations_s(self) -> list[float]:
         """The duration of each sample of the first arm: what pytest-benchmark's own table shows."""

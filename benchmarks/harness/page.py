@@ -15,6 +15,7 @@ from benchmarks.harness.archive import Archive
 from benchmarks.harness.curves import MARKERS, PALETTE, Curve, Labelled, curves_of, line_name
 from benchmarks.harness.doubts import doubts
 from benchmarks.harness.figures import Figure, curve_figure, gaps_figure
+from benchmarks.harness.one_time import told_together
 from benchmarks.harness.results import BenchmarkResult
 from benchmarks.harness.tables import counter_tables, operator_counts, quantity_tables, side_by_side
 
@@ -117,8 +118,10 @@ def _title(archives: Sequence[Archive]) -> str:
 
 
 def _facts(archives: Sequence[Archive]) -> list[tuple[str, list[str]]]:
-    """What, on what, when: a row per fact, a column per file."""
-    return [(name, [_fact(archive, name) for archive in archives]) for name in _FACTS]
+    """What, on what, when: a row per fact, a column per file; what was paid once, where anything was."""
+    facts = [(name, [_fact(archive, name) for archive in archives]) for name in _FACTS]
+    once = [told_together([result.details for result in archive.results]) for archive in archives]
+    return [*facts, *([("paid once", [told or "nothing" for told in once])] if any(once) else [])]
 
 
 _FACTS: Mapping[str, Any] = {

@@ -31,7 +31,7 @@ from benchmarks.harness.guards import OlderBuild, TimeLimit
 from benchmarks.harness.identity import refuse_another_machine
 from benchmarks.harness.profiles import TRACKED
 from benchmarks.harness.provenance import prove_installed
-from benchmarks.harness.publishing import RESULTS
+from benchmarks.harness.publishing import take_results
 from benchmarks.harness.results import BenchmarkResult
 from benchmarks.harness.sidecar import keep_beside
 from benchmarks.harness.sources.nanoserve import package_folder
@@ -259,9 +259,8 @@ class Taken(Collected):
     @pytest.hookimpl(tryfirst=True)
     def pytest_sessionfinish(self, session: pytest.Session) -> None:
         """Take the results out of the session, so that nothing is printed or drawn."""
-        results = session.config.stash.get(RESULTS, [])
+        results = take_results(session.config)
         self.results = [dataclasses.replace(each, case=self._places[each.benchmark, each.case][1]) for each in results]
-        session.config.stash[RESULTS] = []
 
     @property
     def places_told(self) -> set[Place]:

@@ -5,21 +5,24 @@ and how results are shown.
 """
 
 import dataclasses
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import pytest
 
+from benchmarks.harness.archive import GAPS
 from benchmarks.harness.ceilings import Ceilings
 from benchmarks.harness.efficiency import Cost, shares_of
-from benchmarks.harness.fixtures import CLAIM, LED, MEASURING, WATCH, benchmark_id, case_id
+from benchmarks.harness.fixtures import CLAIM, LED, WATCH, benchmark_id, case_id, declaration_of, measured_of
 from benchmarks.harness.gpu.choice import Worker, claim_of
 from benchmarks.harness.measure import Measure
+from benchmarks.harness.metrics import Metric, metric
 from benchmarks.harness.provenance import provenance
 from benchmarks.harness.replay import replay
-from benchmarks.harness.results import BenchmarkResult
+from benchmarks.harness.results import BenchmarkResult, Measurement
 from benchmarks.harness.sources.nanoserve import package_folder
 from benchmarks.harness.stash import PUBLISHED, RESUMED, Published
+from benchmarks.harness.timing import RunTiming
 from benchmarks.harness.watch import Seen
 from benchmarks.harness.work import CountWork
 
@@ -44,11 +47,10 @@ def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> Iterator[None]:
     if RESUMED in pyfuncitem.stash:
         _keep(pyfuncitem, pyfuncitem.stash[RESUMED])
         return result
-    for name in MEASURING:
-        measured = pyfuncitem.funcargs.get(name)
-        if isinstance(measured, Measure | CountWork):
-            measured.close()
-            _publish(pyfuncitem, measured, pyfuncitem.funcargs["benchmark"])
+    measured = measured_of(pyfuncitem)
+    if measured is not None:
+        measured.close()
+        _publish(pyfuncitem, measured, pyfuncitem.funcargs["benchmark"])
     return result
 
 
@@ -56,7 +58,8 @@ def _publish(item: pytest.Function, measured: Measure | CountWork, benchmark: An
     """Untimed, nothing is kept: one run without a warm-up is a test and no measurement."""
     durations_s = tuple(measured.primary_durations_s())
     if benchmark.enabled:
-        _keep(item, Published(_result_of(item, measured), durations_s))
+        seen = item.config.stash[WATCH].end(measured.runs)
+        _keep(item, Published(_result_of(item, measured, seen, measured.runs), durations_s))
     else:
         replay(benchmark, durations_s)
 
@@ -72,9 +75,49 @@ def _keep(item: pytest.Function, published: Published) -> None:
     replay(benchmark, published.durations_s)
 
 
-def _result_of(item: pytest.Function, measured: Measure | CountWork) -> BenchmarkResult:
+def publish_undefined(item: pytest.Function, measured: Measure | CountWork) -> None:
+    """Keep a case that could not be measured: all that it declares is undefined, and its flags say why.
+
+    pytest-benchmark has no place for a case without a time; such results stand beside its own in the file.
+    """
+    measured.measurements[:] = _undefined(item)
+    stash, seen = item.config.stash, item.config.stash[WATCH].end({})
+    stash.setdefault(RESULTS, []).append(_result_of(item, measured, seen, {}))
+    stash.setdefault(_KEPT, []).append({})
+    stash.setdefault(_COSTS, []).append({})
+
+
+def _undefined(item: pytest.Function) -> Iterator[Measurement]:
+    arms, quantities = declaration_of(item)
+    for each in map(metric, quantities):
+        for arm in [_label(each, item)] if each.compares_arms else arms:
+            yield Measurement(metric=each, arm=arm, value=None, samples=(), num_observations=0, low=None, high=None)
+
+
+def _label(of: Metric, item: pytest.Function) -> str:
+    """What a metric of several arms is told of: as in the other cases of the benchmark, if any was measured."""
+    others = [each for each in item.config.stash.get(RESULTS, []) if each.benchmark == benchmark_id(item)]
+    told = (m.arm for each in others for m in each.measurements if m.metric is of)
+    return next(told, of.label or of.title)
+
+
+def take_results(config: pytest.Config) -> list[BenchmarkResult]:
+    """Take what has values out of a session, so that nothing is printed or drawn. The rest is told by its failure."""
+    results, config.stash[RESULTS] = config.stash.get(RESULTS, []), []
+    return [each for each in results if not each.is_gap]
+
+
+def pytest_benchmark_update_json(config: pytest.Config, output_json: dict[str, Any]) -> None:
+    """What has no values goes beside pytest-benchmark's own, which cannot do without a time."""
+    gaps = [result for result in config.stash.get(RESULTS, []) if result.is_gap]
+    if gaps:
+        output_json[GAPS] = [{"fullname": each.benchmark, "extra_info": each.as_dict()} for each in gaps]
+
+
+def _result_of(
+    item: pytest.Function, measured: Measure | CountWork, seen: Seen, runs: Mapping[str, Sequence[RunTiming]]
+) -> BenchmarkResult:
     subject: Any = item.funcargs["model"]
-    seen = item.config.stash[WATCH].end(measured.runs)
     return BenchmarkResult(
         benchmark=benchmark_id(item),
         case=case_id(item),
@@ -82,7 +125,7 @@ def _result_of(item: pytest.Function, measured: Measure | CountWork) -> Benchmar
         measurements=tuple(measured.measurements),
         provenance=provenance(package_folder(), subject.describe() | seen.facts | _told_of(item.config)),
         flags=(*measured.flags, *seen.flags),
-        runs=measured.runs,
+        runs=runs,
         details=measured.details,
     )
 

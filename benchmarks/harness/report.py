@@ -13,6 +13,7 @@ from rich.console import Console
 from rich.table import Table
 
 from benchmarks.harness.metrics import METRICS, Metric
+from benchmarks.harness.one_time import told_together
 from benchmarks.harness.results import BenchmarkResult, Measurement
 
 _SCALES = ((1.0, "s", 1.0), (1e-3, "ms", 1e3), (0.0, "us", 1e6))
@@ -193,6 +194,9 @@ def _watched(results: Sequence[BenchmarkResult]) -> Iterator[str]:
     if ceilings:
         read, flops = ceilings["read_bytes_per_s"] / 1e9, ceilings["flops_per_s"] / 1e9
         yield f"ceilings measured here: {number_text(read)} GB/s read, {number_text(flops)} GFLOP/s"
+    once = told_together([result.details for result in results])
+    if once:
+        yield f"paid once: {once}"
     control = results[0].provenance.get("control")
     if control:
         known = f"undisturbed passes known: {control['num_clean']}; 3 make a band"

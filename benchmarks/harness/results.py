@@ -94,8 +94,8 @@ class Measurement:
 class Flag:
     """Why a number is not to be trusted without a second look.
 
-    `kind` is one of warm-up, first, drift, step, outlier, contaminated, near-tie, resolution, ceiling, resumed,
-    undefined; `arm` is "" where it concerns the whole case.
+    `kind` is one of out of memory, contaminated, one-time, leak, warm-up, first, drift, step, outlier, near-tie,
+    resolution, ceiling, resumed, undefined; `arm` is "" where it concerns the whole case.
     """
 
     kind: str
@@ -124,6 +124,11 @@ class BenchmarkResult:
     def is_contaminated(self) -> bool:
         """Whether something else ran on the machine meanwhile: such a result is shown, and never used."""
         return any(flag.kind == "contaminated" for flag in self.flags)
+
+    @property
+    def is_gap(self) -> bool:
+        """Whether the case could not be measured at all; a flag says why."""
+        return bool(self.measurements) and all(each.value is None for each in self.measurements)
 
     def as_dict(self) -> dict[str, Any]:
         """JSON-ready. `archive.py` reads it back."""
@@ -288,11 +293,6 @@ def _measurement(
 ) -> Measurement:
     interval = quantile_interval(samples, 0.5)
     return Measurement(
-        metric=metric,
-        arm=arm,
-        value=value,
-        samples=tuple(samples),
-        num_observations=num_observations,
-        low=interval.low,
-        high=interval.high,
-    )
+        metric=metric, arm=arm, value=value, samples=tuple(samples), num_observations=num_observations,
+        low=interval.low, high=interval.high,
+    )  # fmt: skip

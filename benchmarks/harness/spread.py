@@ -18,10 +18,11 @@ from benchmarks.harness.archive import read_result
 from benchmarks.harness.errors import DeviceError
 from benchmarks.harness.gpu.choice import asks_for_gpu, refuse_workers
 from benchmarks.harness.gpu.driver import driver
+from benchmarks.harness.machine import num_usable_cpus
 from benchmarks.harness.publishing import RESULTS
 
-_GATHERED = pytest.StashKey[list[dict[str, Any]]]()
-"""On the controller's config: what the workers have told so far, in the order of collection."""
+_GATHERED = pytest.StashKey[dict[str, list[dict[str, Any]]]]()
+"""On the controller's config: what the workers have told so far; what was measured, in the order of collection."""
 
 _HIDDEN = pytest.StashKey[str]()
 _OUTPUT = "nanoserve_measured"
@@ -83,16 +84,11 @@ def _prepare_controller(config: pytest.Config) -> None:
     option, num_workers = config.option, config.getoption("numprocesses")
     option.benchmark_only, option.benchmark_enable, option.benchmark_disable = False, False, True
     option.maxworkerrestart = "0"
-    config.stash[_GATHERED] = []
+    config.stash[_GATHERED] = {name: list[dict[str, Any]]() for name in ("measured", "gaps")}
     if _THREADS not in os.environ:
-        os.environ[_THREADS] = str(_num_threads(num_workers))  # the workers inherit their part
+        # Threads of several workers on one core would wait for each other: each worker inherits its part of them.
+        os.environ[_THREADS] = str(max(1, num_usable_cpus() // num_workers))
         config.add_cleanup(functools.partial(os.environ.__delitem__, _THREADS))
-
-
-def _num_threads(num_workers: int) -> int:
-    """A worker's part of the cores: threads of several that share them would wait for each other."""
-    num_cpus = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    return max(1, num_cpus // num_workers)
 
 
 @pytest.hookimpl(optionalhook=True)
@@ -114,8 +110,9 @@ def pytest_sessionfinish(session: pytest.Session) -> None:
     config: Any = session.config
     if _HIDDEN in config.stash:
         places = {item.nodeid: number for number, item in enumerate(session.items)}
-        told = [_told(each, places[each.fullname]) for each in config._benchmarksession.benchmarks]
-        config.workeroutput[_OUTPUT] = json.dumps(told, default=str)
+        measured = [_told(each, places[each.fullname]) for each in config._benchmarksession.benchmarks]
+        gaps = [each.as_dict() for each in config.stash.get(RESULTS, []) if each.is_gap]
+        config.workeroutput[_OUTPUT] = json.dumps({"measured": measured, "gaps": gaps}, default=str)
 
 
 def _told(measured: Any, place: int) -> dict[str, Any]:
@@ -133,16 +130,17 @@ def pytest_testnodedown(node: Any, error: object) -> None:
         config.issue_config_time_warning(
             pytest.PytestWarning(f"what worker {node.gateway.id} has measured is lost: {error}"), stacklevel=1
         )
-    gathered: list[dict[str, Any]] = config.stash[_GATHERED]
-    gathered += json.loads(output.get(_OUTPUT, "[]"))
-    gathered.sort(key=lambda each: each["place"])
-    config._benchmarksession.benchmarks[:] = map(_measured, gathered)
-    config.stash[RESULTS] = [read_result(each["extra_info"]) for each in _ours(gathered)]
+    gathered = config.stash[_GATHERED]
+    for name, more in json.loads(output.get(_OUTPUT, "{}")).items():
+        gathered[name] += more
+    gathered["measured"].sort(key=lambda each: each["place"])
+    config._benchmarksession.benchmarks[:] = map(_measured, gathered["measured"])
+    config.stash[RESULTS] = [read_result(each) for each in (*_ours(gathered["measured"]), *gathered["gaps"])]
 
 
 def _ours(gathered: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Without the tests that use pytest-benchmark by themselves."""
-    return [each for each in gathered if "measurements" in each["extra_info"]]
+    """Our results, without the tests that use pytest-benchmark by themselves."""
+    return [each["extra_info"] for each in gathered if "measurements" in each["extra_info"]]
 
 
 def _measured(told: dict[str, Any]) -> Any:

@@ -1,12 +1,11 @@
 """Looks at the machine while benchmarks run, and says whether they had it to themselves.
 
 Knows the order of looking: before a case, at the turn of each of its samples, after it, and once at the end of the
-pass. What a look means is known elsewhere: `machine.py` and `gpu.py` read, `control.py` runs the fixed kernel,
+pass. What a look means is known elsewhere: `machine.py` and `gpu/` read and judge, `control.py` runs the fixed kernel,
 `band.py` knows what that kernel usually takes here.
 """
 
 import dataclasses
-import os
 from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -14,9 +13,17 @@ from typing import Any
 from benchmarks.harness import band
 from benchmarks.harness.clock import DeviceClock
 from benchmarks.harness.control import Control, CpuKernel, device_kernel
-from benchmarks.harness.gpu.driver import Gpu, driver
+from benchmarks.harness.gpu.driver import Gpu, NoGpu, driver
 from benchmarks.harness.gpu.readings import GpuState
-from benchmarks.harness.machine import MachineState, machine_state, others_share, steal_share, what_happened
+from benchmarks.harness.gpu.steadiness import series, what_moved
+from benchmarks.harness.machine import (
+    MachineState,
+    machine_state,
+    num_usable_cpus,
+    others_share,
+    steal_share,
+    what_happened,
+)
 from benchmarks.harness.overhead import Stopwatch
 from benchmarks.harness.results import Flag
 from benchmarks.harness.timing import RunTiming
@@ -44,7 +51,7 @@ class Equipment:
     @classmethod
     def on(cls, device: str) -> "Equipment":
         """For this machine, and for `device` if it is a GPU: makes threads, and on a GPU takes memory."""
-        num_threads, is_gpu = _num_usable_cpus(), device.startswith("cuda")
+        num_threads, is_gpu = num_usable_cpus(), device.startswith("cuda")
         kernel = device_kernel(device) if is_gpu else CpuKernel(num_threads)
         clock, gpu = DeviceClock(device), driver().gpu(device)
         return cls(
@@ -70,6 +77,8 @@ class Watch:
         self._with: Equipment | None = None
         self._before: tuple[MachineState, GpuState] | None = None
         self._num_turns_before = 0
+        self._gpu_turns: list[GpuState] = []
+        self._gpu_sampled: list[GpuState] = []
         self._happened: list[str] = []
 
     def begin(self) -> None:
@@ -77,6 +86,7 @@ class Watch:
         self._note_broken_case()
         self._with = self._with or self._equip()
         self._num_turns_before = len(self._with.control.durations_s)
+        self._gpu_turns, self._gpu_sampled = [], []
         self._before = self._look()
 
     def _note_broken_case(self) -> None:
@@ -89,10 +99,13 @@ class Watch:
         relatives = self._relatives()
         return self._look_at(relatives), self._with.gpu.state(relatives)
 
-    def turn(self) -> None:
-        """Run the control once; belongs before each sample."""
+    def turn(self, *, is_sample: bool = True) -> None:
+        """Run the control once; belongs before each run. A GPU is looked at right after it, while it is awake."""
         assert self._with is not None, "no case has begun"
         self._with.control.turn()
+        if not isinstance(self._with.gpu, NoGpu):
+            self._gpu_turns.append(self._with.gpu.state(self._relatives()))
+            self._gpu_sampled += self._gpu_turns[-1:] if is_sample else []
 
     def end(self, runs: Mapping[str, Sequence[RunTiming]]) -> Seen:
         """The case has ended with these runs: what happened meanwhile, and whether the clock was good enough.
@@ -104,21 +117,25 @@ class Watch:
         before, gpu_before = self._before
         self._before = None
         after, gpu_after = self._look()
-        reasons = what_happened(before, after, gpu_before, gpu_after) if runs else []
+        happened = what_happened(before, after, gpu_before, gpu_after)
+        moved = what_moved(self._gpu_turns, self._gpu_sampled, (gpu_before, gpu_after))
+        reasons = [*dict.fromkeys([*happened, *moved])] if runs else []
         self._happened += reasons
         facts = {
             "load_average": None if after.load_average is None else list(after.load_average),
             "steal_share": steal_share(before, after),
             "others_share": others_share(before, after),
             "control_s": list(self._with.control.durations_s[self._num_turns_before :]),
-            "gpu": {"before": gpu_before.as_dict(), "after": gpu_after.as_dict()}
-            if gpu_after.name or gpu_after.note
-            else None,
+            "gpu": self._gpu_facts(gpu_before, gpu_after) if gpu_after.name or gpu_after.note else None,
             "stopwatch": _told_of(self._with.stopwatch, runs),
         }
         flags = [Flag(kind="contaminated", arm="", what=reason) for reason in reasons]
         flags += [Flag(kind="resolution", arm=arm, what=what) for arm, what in self._with.stopwatch.doubts(runs)]
         return Seen(facts=facts, flags=tuple(flags))
+
+    def _gpu_facts(self, before: GpuState, after: GpuState) -> dict[str, Any]:
+        turns = {"turns": series(self._gpu_turns)} if self._gpu_turns else {}
+        return {"before": before.as_dict(), "after": after.as_dict()} | turns
 
     def close_pass(self) -> Seen:
         """Judge the whole pass by its control and remember it: facts and flags for every case of it.
@@ -143,7 +160,3 @@ class Watch:
 def _told_of(stopwatch: Stopwatch, runs: Mapping[str, Sequence[RunTiming]]) -> dict[str, Any]:
     costs = {"cost_s": stopwatch.costs_s(runs), "share_of_run": stopwatch.share_of(runs)}
     return stopwatch.as_dict() | costs
-
-
-def _num_usable_cpus() -> int:
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1

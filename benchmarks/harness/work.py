@@ -59,6 +59,7 @@ class CountWork:
         self._clock = clock
         self._device = device
         self._durations_s: dict[str, float] = {}
+        self.running = ""
         self.runs: dict[str, list[RunTiming]] = {}
         self.measurements: list[Measurement] = []
         self.flags: list[Flag] = []
@@ -144,6 +145,7 @@ class CountWork:
         prompt = workload.prompt(self._subject.vocab_size, self._plan.name, "count")
         outputs = {}
         for arm, options in self._plan.arms.items():
+            self.running = arm
             at = _AtStep(self._subject, prompt, num_steps_before, workload.new_tokens, options)
             with contextlib.closing(at):
                 _, work = count_work(at.run_step, device=self._device, prepare=at.prepare)

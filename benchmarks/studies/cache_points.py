@@ -18,10 +18,11 @@ _TESTS = {
 def points_of(results: Sequence[BenchmarkResult], sweep: Sweep) -> list[tuple[int, BenchmarkResult]]:
     """Tokens and result of each case of a sweep that was measured, shortest first; one result for each length."""
     tests, axis = _TESTS[sweep]
-    found = [(result.params[axis], result) for result in results if result.benchmark.endswith(tests)]
+    found = [(each.params[axis], each) for each in results if each.benchmark.endswith(tests) and not each.is_gap]
     return sorted(dict(reversed(found)).items())
 
 
 def of_study(results: Sequence[BenchmarkResult]) -> list[BenchmarkResult]:
-    """Whatever is of this study."""
-    return [result for tests, _ in _TESTS.values() for result in results if result.benchmark.endswith(tests)]
+    """Whatever is of this study, and has values."""
+    measured = [each for each in results if not each.is_gap]
+    return [each for tests, _ in _TESTS.values() for each in measured if each.benchmark.endswith(tests)]

@@ -53,8 +53,9 @@ class TurnFigures(NamedTuple):
 
 
 def of_test(results: Results, test: str) -> list[BenchmarkResult]:
-    """The cases of a test, each once, the first where there are several."""
-    found = {result.case: result for result in reversed(results) if result.benchmark.endswith(f"::{test}")}
+    """The cases of a test that have values, each once, the first where there are several."""
+    of = [result for result in results if result.benchmark.endswith(f"::{test}") and not result.is_gap]
+    found = {result.case: result for result in reversed(of)}
     return [result for result in results if found.get(result.case) is result]
 
 

@@ -17,7 +17,7 @@ from benchmarks.harness.gate.turns import Connection, Turns
 from benchmarks.harness.guards import OlderBuild
 from benchmarks.harness.machine import family_of
 from benchmarks.harness.passes import run_pytest
-from benchmarks.harness.publishing import RESULTS
+from benchmarks.harness.publishing import take_results
 from benchmarks.harness.results import BenchmarkResult
 from benchmarks.harness.sources.nanoserve import package_folder
 
@@ -66,8 +66,7 @@ class Serving:
 
     @pytest.hookimpl(tryfirst=True)
     def pytest_sessionfinish(self, session: pytest.Session) -> None:
-        self._results = session.config.stash.get(RESULTS, [])
-        session.config.stash[RESULTS] = []
+        self._results = take_results(session.config)
 
     def told(self) -> dict[str, Any]:
         """Everything but the event logs, as fields of a message."""

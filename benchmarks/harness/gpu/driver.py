@@ -41,6 +41,12 @@ class Gpu(Protocol):
     def reset_memory(self) -> None:
         """Give back what no tensor holds, and forget the high-water mark."""
 
+    def peak_bytes(self) -> int | None:
+        """The high-water mark: the most in this process's tensors since the mark was forgotten, by a reset or a count.
+
+        None where tensors are not counted.
+        """
+
     def peak_memory(self, call: Callable[[], object]) -> PeakMemory | None:
         """Run `call` once; its peak above the level it found, never an earlier high-water mark. None: not countable."""
 
@@ -108,6 +114,9 @@ class NoGpu:
 
     def reset_memory(self) -> None:
         """Nothing is kept."""
+
+    def peak_bytes(self) -> int | None:
+        return None
 
     def peak_memory(self, call: Callable[[], object]) -> PeakMemory | None:
         call()

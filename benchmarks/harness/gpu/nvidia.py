@@ -132,6 +132,11 @@ class NvidiaGpu:
         torch.cuda.empty_cache()
         torch.cuda.reset_peak_memory_stats(self.device)
 
+    def peak_bytes(self) -> int | None:
+        import torch
+
+        return int(torch.cuda.max_memory_allocated(self.device))
+
     def peak_memory(self, call: Callable[[], object]) -> PeakMemory | None:
         import torch
 

@@ -200,6 +200,11 @@ class NanoserveSubject(PrefixCaches):
             hidden = self._loaded.model(ids, positions, NoCache())
             return self._loaded.model.compute_logits(hidden[-1:])[0].tolist()
 
+    def release(self) -> None:
+        """Give back every engine, cache and twin that was made for an arm. The next run of one makes its own."""
+        self._engines.clear()
+        self._twin = self._kv_reads = None
+
     def held(self, **arm: Any) -> dict[str, int | None]:
         """See `work.CountedSubject`."""
         engine = self._engine(**arm)
