@@ -7,6 +7,7 @@ from typing import Annotated
 import typer
 
 from benchmarks.harness.gate.cli import calibrate, compare, reference_app
+from benchmarks.harness.nightly.cli import nightly
 
 app = typer.Typer(
     help="Look after the benchmarks. To run them: pytest --benchmark-only",
@@ -36,6 +37,7 @@ def doctor() -> None:
 
 app.command()(compare)
 app.command()(calibrate)
+app.command()(nightly)
 app.add_typer(reference_app, name="reference")
 
 
