@@ -34,6 +34,7 @@ from benchmarks.harness import (
     verify,
     workload,
 )
+from benchmarks.harness.nightly import closing, merging, missed
 from benchmarks.harness.timing import Stamp
 
 
@@ -341,3 +342,22 @@ def _():
         right(subject, prompts, options)
 
     everywhere(right, wrong)
+
+
+# Nights.
+
+
+@mutant("what was not done is no reason for red", seen_by="nightly")
+def _():
+    right = closing.said_by
+    everywhere(right, lambda status: (each for each in right(status) if each[0] != "no data"))
+
+
+@mutant("a runner that is off is green", seen_by="nightly")
+def _():
+    everywhere(missed.is_stale, lambda last, now, max_age_hours: last is None)
+
+
+@mutant("the folder that comes last is right", seen_by="fleet")
+def _():
+    merging._worth = lambda name, place, text: ""

@@ -202,7 +202,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 def pytest_itemcollected(item: pytest.Item) -> None:
-    """A benchmark can be chosen by what it does: `-k count_work` are those that count, `-k "not count_work"` the rest."""
+    """A benchmark can be chosen by what it does: `-k count_work` are those that count work."""
     item.extra_keyword_matches.update(set(MEASURING) & set(getattr(item, "fixturenames", ())))
 
 

@@ -22,6 +22,8 @@ if TYPE_CHECKING:
 
 ROOT = Path(__file__).parents[3]
 
+_ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+
 
 def nightly(
     folders: Annotated[
@@ -127,14 +129,15 @@ def _run(asked: "Asked", places: "Places", max_hours: float) -> "Night":
     from benchmarks.harness.identity import identity
     from benchmarks.harness.nightly.locks import alone
     from benchmarks.harness.nightly.night import run_night
-    from benchmarks.harness.nightly.runner import ProcessRunner
+    from benchmarks.harness.nightly.runner import HEARTBEAT_S, ProcessRunner
     from benchmarks.harness.nightly.state import claim_name
     from benchmarks.harness.nightly.steps import Tools
 
     _check_options(asked, max_hours)
-    with alone(places.results), _ended_by_sigterm(), progress_on_stderr() as progress:
+    with alone(places.results), _ended_gently(), progress_on_stderr() as progress:
         sku = claim_name(places.results, asked.machine, identity())
-        runner = ProcessRunner(places.root, progress.step)
+        follows = (progress.now, 1.0) if sys.stderr.isatty() else (progress.step, HEARTBEAT_S)
+        runner = ProcessRunner(places.root, *follows)
         tools = Tools(runner=runner, why_not_built=_why_not_built, now=_now, clock=time.monotonic, say=progress.step)
         return run_night(asked, sku, places, tools, 3600 * max_hours)
 
@@ -163,13 +166,16 @@ def _why_not_built(commit: str) -> str:
 
 
 @contextlib.contextmanager
-def _ended_by_sigterm() -> Iterator[None]:
-    """SIGTERM is like Ctrl-C: whatever runs is ended first."""
-    before = signal.signal(signal.SIGTERM, signal.default_int_handler)
+def _ended_gently() -> Iterator[None]:
+    """SIGTERM and a terminal that closes are like Ctrl-C: whatever runs is ended first."""
+    has_nohup = signal.getsignal(signal.SIGHUP) == signal.SIG_IGN
+    heard = [each for each in _ENDING if not (has_nohup and each == signal.SIGHUP)]
+    before = {each: signal.signal(each, signal.default_int_handler) for each in heard}
     try:
         yield
     finally:
-        signal.signal(signal.SIGTERM, before)
+        for each, handler in before.items():
+            signal.signal(each, handler)
 
 
 # The other modes. Each ends the process.

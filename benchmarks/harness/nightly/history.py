@@ -38,10 +38,12 @@ def look_back(root: Path, state: State, why_not: WhyNot) -> History:
     (head,) = first_parents(resolve("HEAD", root).commit, root, limit=1)
     skipped = {head.commit: why} if (why := why_not(head.commit)) else {}
     base: str | None
+    new: tuple[str, ...]
+    notes: tuple[str, ...] = ()
     if state.last_good is None:
         base, broken = _nearest_parent(head.commit, root, why_not)
         skipped |= broken
-        new, notes = (() if base is None else (base,)), tuple[str, ...]()
+        new = () if base is None else (base,)
     else:
         base = good = _last_good(state.last_good, root)
         if good != head.commit and (why := why_not(good)):

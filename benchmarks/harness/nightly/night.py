@@ -74,6 +74,7 @@ def _begun(asked: Asked, sku: str, places: Places, tools: Tools) -> Status:
         "subject": history.head.subject,
         "base": history.base,
         "new": [*history.new],
+        "again": [*state.left],
         "between": [[*each] for each in history.between],
         "skipped": [[commit, why] for commit, why in history.skipped.items()],
         "missed": missed_nights(None if last is None else last.finished_at, now),
@@ -102,8 +103,8 @@ def _compare(steps: Steps, asked: Asked) -> None:
     commands = {"counts": plan.counts_command, "compare": plan.compare_command}
     for name, command in commands.items():
         if base is None or not _head_builds(steps.status):
-            why = "no commit before HEAD builds" if _head_builds(steps.status) else "HEAD does not build"
-            steps.spare(name, why, ("no data", f"no data: {why}, so that nothing could be compared"))
+            why = "there is no earlier commit that builds" if _head_builds(steps.status) else "HEAD does not build"
+            steps.spare(name, why, ("no data", f"no data: {why}, nothing could be compared"))
             continue
         judged = functools.partial(said_of_comparison, night / f"{name}.json", is_one_commit=base == head)
         steps.run(name, command(base, head, night, asked), good=_JUDGED, judged=judged)
@@ -138,7 +139,8 @@ def _run_asv(steps: Steps, commit: str, asked: Asked, places: Places) -> None:
     name = history_step(commit)
     if steps.status.has_done(name):
         return
-    if asv_store.has_measured(places.results / "asv", asked.machine, commit) and name not in steps.status.steps:
+    is_owed = commit in steps.status.told["again"] or name in steps.status.steps
+    if not is_owed and asv_store.has_measured(places.results / "asv", asked.machine, commit):
         steps.spare(name, "asv has measured it before")
         return
     if not knows_machine(asked.machine):

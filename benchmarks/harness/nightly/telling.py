@@ -5,6 +5,7 @@ Knows how a night reads. Refuses to judge it.
 
 import datetime
 import html
+import re
 import shlex
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -28,8 +29,14 @@ def summary(status: Status, said: Said, results: Path, now: datetime.datetime) -
     for name in ("counts", "compare"):
         path = status.folder / f"{name}.md"
         if path.is_file():
-            parts += [f"### {name.capitalize()}", path.read_text("utf-8").replace("### Benchmarks: ", "", 1).strip()]
+            parts += [f"### {name.capitalize()}", _without_folded(path.read_text("utf-8"))]
     return "\n\n".join(parts) + "\n"
+
+
+def _without_folded(told: str) -> str:
+    """The gate's Markdown with what changed; the rows that did not lie in the file beside the summary."""
+    shown = re.sub(r"<details>.*?</details>\n*", "", told, flags=re.DOTALL)
+    return shown.replace("### Benchmarks: ", "", 1).strip()
 
 
 def _facts(status: Status, now: datetime.datetime) -> Iterator[tuple[str, str]]:
