@@ -23,7 +23,7 @@ DAY = datetime.timedelta(days=1)
 def three(tmp_path):
     """Two machines of one kind and one of another, each with a folder of its own."""
     for number, (name, identity) in enumerate((("cpu-a", CPU), ("cpu-b", CPU), ("gpu", GPU))):
-        write_night(tmp_path / name, name, identity=identity, began=START + number * DAY / 24)
+        write_night(tmp_path / name, name, identity=identity, began=START - number * DAY / 24)
     return [tmp_path / name for name in ("cpu-a", "cpu-b", "gpu")]
 
 
@@ -48,7 +48,7 @@ def test_three_machines_in_any_order_at_once_or_one_by_one_give_the_same_bytes(t
 
 
 def test_the_shared_list_is_that_of_the_newest_night(three, tmp_path):
-    assert merged(tmp_path / "whole", *three)["asv/benchmarks.json"] == b"gpu"
+    assert merged(tmp_path / "whole", *three)["asv/benchmarks.json"] == b"cpu-a"
 
 
 def test_one_machine_in_two_places_is_united_and_the_newer_state_holds(tmp_path):
@@ -68,7 +68,7 @@ def test_of_two_copies_the_one_that_came_further_holds(tmp_path):
     one, two = tmp_path / "one", tmp_path / "two"
     write_night(one, "m", finished=False)
     night = write_night(two, "m", verdict="worse")
-    (two / "asv/m/aaaaaaaa-env.json").write_text(asv_file("a" * 40, started_at=90, value=2.0))
+    (two / "asv/m/aaaaaaaa-env.json").write_text(asv_file("a" * 40, started_at=90, value=5.0))
     (one / "asv/m/aaaaaaaa-env.json").write_text(asv_file("a" * 40, started_at=100, value=3.0))
     for order in ((one, two), (two, one)):
         whole = merged(tmp_path / order[0].name / "whole", *order)
@@ -96,7 +96,7 @@ def test_what_is_no_results_folder_is_refused(three, tmp_path):
 
 def test_a_night_that_lies_with_another_machine_is_refused(three, tmp_path):
     night = next((three[0] / "nights" / "cpu-a").glob("2*"))
-    shutil.copytree(night, three[1] / "nights" / "cpu-b" / night.name.replace("T02", "T05"))
+    shutil.copytree(night, three[1] / "nights" / "cpu-b" / night.name.replace("T02", "T12"))
     with pytest.raises(ArchiveError, match="'cpu-a', and lies among those of 'cpu-b'"):
         merge(tmp_path / "whole", three)
 

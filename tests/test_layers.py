@@ -273,7 +273,10 @@ INSTRUMENT = {
     "harness.nightly.judging": (
         "harness.errors harness.gate.rules harness.nightly.folder harness.nightly.runner harness.nightly.status"
     ),
-    "harness.nightly.asv_store": "harness.errors harness.files harness.gate.asv_files harness.unreadable | asv",
+    "harness.nightly.asv_store": "harness.errors harness.files harness.gate.asv_files harness.unreadable",
+    "harness.nightly.site": (
+        "harness.errors harness.files harness.nightly.folder harness.nightly.plan harness.nightly.runner | asv"
+    ),
     "harness.nightly.steps": "harness.nightly.history harness.nightly.runner harness.nightly.status datetime",
     "harness.nightly.telling": "harness.nightly.status datetime",
     "harness.nightly.closing": "harness.files harness.nightly.* datetime",

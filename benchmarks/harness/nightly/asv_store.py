@@ -1,10 +1,8 @@
-"""asv's results of one machine, in and out of the checkout's own store, and a page of everybody's.
+"""asv's results of one machine, in and out of the checkout's own store.
 
-Knows asv's folders and its configuration. Refuses to know what is in a results file beyond whether it can be read.
+Knows asv's folders. Refuses to know what is in a results file beyond whether it can be read.
 """
 
-import json
-import shutil
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
@@ -55,23 +53,6 @@ def _has_results(path: Path) -> bool:
     return any(result is not None for each in series.values() for result in each.results)
 
 
-def publishing_config(root: Path, kept: Path, html: Path) -> str:
-    """asv's configuration, with the results of all machines of the folder, whichever branch is checked out.
-
-    Raises ArchiveError where the checkout's own cannot be read.
-    """
-    from asv.util import UserError, load_json
-
-    try:
-        told = load_json(str(root / "asv.conf.json"), js_comments=True)
-    except (OSError, ValueError, UserError) as error:
-        raise ArchiveError(f"{root / 'asv.conf.json'} cannot be read: {error}") from error
-    folders = {"repo": root, "benchmark_dir": root / told.get("benchmark_dir", "benchmarks")}
-    folders |= {"results_dir": kept, "html_dir": html, "env_dir": root / told.get("env_dir", "env")}
-    places = {name: str(path.absolute()) for name, path in folders.items()}
-    return json.dumps(told | places | {"branches": ["HEAD"]}, indent=1)
-
-
 def _files_of(folder: Path, machine: str) -> Iterator[Path]:
     every: Iterable[Path] = (folder / machine, folder / "provenance" / machine)
     for place in every:
@@ -83,12 +64,3 @@ def _copy(source: Path, target: Path) -> None:
     text = source.read_text("utf-8")
     if not target.exists() or target.read_text("utf-8", errors="replace") != text:
         write_whole(target, text)
-
-
-def copy_site(night: Path, site: Path, machine: str) -> None:
-    """Put the newest page and summary of a machine beside asv's."""
-    folder = site / "machines" / machine
-    folder.mkdir(parents=True, exist_ok=True)
-    for name in ("report.html", "report.csv", "report.md", "summary.md"):
-        if (night / name).is_file():
-            shutil.copyfile(night / name, folder / name)

@@ -43,7 +43,8 @@ def nightly(
     pytest_args: Annotated[str, typer.Option(metavar="ARGS", help="more arguments for pytest, everywhere")] = "",
     summary: Annotated[Path | None, typer.Option(metavar="FILE", help="append the summary there as well")] = None,
     site: Annotated[
-        Path | None, typer.Option(metavar="DIR", help="pages to publish (default: site, beside DIR)")
+        Path | None,
+        typer.Option(metavar="DIR", help="pages to publish (default: site, beside DIR; with --merge: none)"),
     ] = None,
     check: Annotated[bool, typer.Option("--check", help="measure nothing: is any machine silent?")] = False,
     max_age_hours: Annotated[float, typer.Option(help="with --check and --merge: older is silent")] = MAX_AGE_HOURS,
@@ -69,7 +70,7 @@ def nightly(
       python -m benchmarks nightly --results results --max-hours 5 --summary "$GITHUB_STEP_SUMMARY"
       python -m benchmarks nightly --model tiny -k "prompt_length and 16" --launches 4 --budget-s 4   # a trial
       python -m benchmarks nightly --check --results results
-      python -m benchmarks nightly --merge from-a from-b from-c --results results
+      python -m benchmarks nightly --merge from-a from-b from-c --results results --site site
       python -m benchmarks nightly --accept HEAD     # slower, and meant to be
     """
     try:
@@ -79,7 +80,7 @@ def nightly(
             )
         results = results.absolute()
         if merge:
-            _merge(results, folders or [], max_age_hours, summary)
+            _merge(results, folders or [], max_age_hours, summary, site)
         if check:
             _check(results, machine, max_age_hours, summary)
         if accept:
@@ -90,7 +91,9 @@ def nightly(
             machine=machine or _own_name(), model=model, device=device, k=k, launches=launches, budget_s=budget_s,
             pytest_args=pytest_args,
         )  # fmt: skip
-        night = _run(asked, Places(root=ROOT, results=results, site=site or results.parent / "site"), max_hours)
+        night = _run(
+            asked, Places(root=ROOT, results=results, site=(site or results.parent / "site").absolute()), max_hours
+        )
     except (InstrumentError, OSError) as error:
         typer.echo(f"error: {error}", err=True)
         sys.exit(2)
@@ -194,15 +197,29 @@ def _check(results: Path, machine: str, max_age_hours: float, summary: Path | No
     _end(told, EXIT_CODES["no data"] if silent else 0, summary)
 
 
-def _merge(results: Path, sources: list[Path], max_age_hours: float, summary: Path | None) -> NoReturn:
+def _merge(
+    results: Path, sources: list[Path], max_age_hours: float, summary: Path | None, site: Path | None
+) -> NoReturn:
     from benchmarks.harness.nightly.fleet import exit_code_of, fleet_table, members
     from benchmarks.harness.nightly.locks import held
     from benchmarks.harness.nightly.merging import merge
 
     with held(results):
         merge(results, sources)
+        if site is not None:
+            _publish(results, site)
     fleet = members(results, _now(), max_age_hours)
     _end(fleet_table(fleet), exit_code_of(fleet), summary)
+
+
+def _publish(results: Path, site: Path) -> None:
+    from benchmarks.harness.nightly.plan import Places
+    from benchmarks.harness.nightly.runner import ProcessRunner
+    from benchmarks.harness.nightly.site import publish_fleet
+
+    with _ended_gently():
+        runner = ProcessRunner(ROOT, lambda text: None)
+        publish_fleet(Places(root=ROOT, results=results, site=site.absolute()), runner)
 
 
 def _accept(results: Path, machine: str, commit: str) -> NoReturn:

@@ -9,7 +9,6 @@ import datetime
 import functools
 
 from benchmarks.harness.asv_process import knows_machine
-from benchmarks.harness.files import write_whole
 from benchmarks.harness.gate.revisions import Revision, has_changed, resolve
 from benchmarks.harness.gate.rules import EXIT_CODES
 from benchmarks.harness.nightly import asv_store, plan
@@ -20,6 +19,7 @@ from benchmarks.harness.nightly.judging import said_of_comparison
 from benchmarks.harness.nightly.missed import missed_nights
 from benchmarks.harness.nightly.plan import Asked, Places
 from benchmarks.harness.nightly.runner import end_leftover
+from benchmarks.harness.nightly.site import prepare
 from benchmarks.harness.nightly.state import load_state
 from benchmarks.harness.nightly.status import Status
 from benchmarks.harness.nightly.steps import Steps, Tools
@@ -36,7 +36,7 @@ def run_night(asked: Asked, sku: str, places: Places, tools: Tools, max_s: float
     _compare(steps, asked)
     _measure(steps, asked, places)
     _fill_history(steps, asked, places, tools)
-    _publish(steps, places)
+    steps.run("publish", plan.publish_command(prepare(places)), closes=True)
     return close_night(status, places, tools.now())
 
 
@@ -155,10 +155,3 @@ def _run_asv(steps: Steps, commit: str, asked: Asked, places: Places) -> None:
 def history_step(commit: str) -> str:
     """What the step is called that brings a commit into asv's history."""
     return f"asv {commit[:12]}"
-
-
-def _publish(steps: Steps, places: Places) -> None:
-    config = places.store.parent / "nightly-publish.json"
-    write_whole(config, asv_store.publishing_config(places.root, places.results / "asv", places.site / "asv"))
-    places.site.mkdir(parents=True, exist_ok=True)
-    steps.run("publish", plan.publish_command(config), closes=True)

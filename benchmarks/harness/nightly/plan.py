@@ -107,7 +107,13 @@ def publish_command(config: Path) -> list[str]:
 
 def measure_command(night: Path, asked: Asked) -> list[str]:
     """The checkout on its own, for the page."""
-    return _python("pytest", "--benchmark-only", f"--benchmark-json={night / 'benchmarks.json'}", *asked.pytest_options)
+    return _python(
+        "pytest",
+        "benchmarks",
+        "--benchmark-only",
+        f"--benchmark-json={night / 'benchmarks.json'}",
+        *asked.pytest_options,
+    )
 
 
 def report_command(night: Path) -> list[str]:
