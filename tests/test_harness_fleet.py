@@ -14,6 +14,9 @@ from benchmarks.harness.errors import ArchiveError, InstrumentError
 from benchmarks.harness.gate.asv_files import read_pair
 from benchmarks.harness.nightly.fleet import exit_code_of, fleet_table, members
 from benchmarks.harness.nightly.merging import merge
+from benchmarks.harness.nightly.plan import Places
+from benchmarks.harness.nightly.runner import Ended
+from benchmarks.harness.nightly.site import publish_fleet
 from benchmarks.harness.nightly.state import State, load_state, save_state
 
 DAY = datetime.timedelta(days=1)
@@ -75,6 +78,43 @@ def test_of_two_copies_the_one_that_came_further_holds(tmp_path):
         name = f"nights/m/{night.name}/status.json"
         assert json.loads(whole[name])["finished"] is not None
         assert b"3.0" in whole["asv/m/aaaaaaaa-env.json"]
+
+
+def test_a_file_that_was_cut_off_never_holds_against_a_whole_one(tmp_path):
+    for name, text in (("one", asv_file("a" * 40)[:-9] + "zzz"), ("two", '{"version": 2, "results": {}}')):
+        write_night(tmp_path / name, "m")
+        (tmp_path / name / "asv/m/aaaaaaaa-env.json").write_text(text)
+    for order in itertools.permutations((tmp_path / "one", tmp_path / "two")):
+        found = merged(tmp_path / f"whole-{order[0].name}", *order)
+        assert found["asv/m/aaaaaaaa-env.json"] == b'{"version": 2, "results": {}}'
+
+
+class Publishing:
+    """asv publish, scripted."""
+
+    def __init__(self, code):
+        self.code, self.commands = code, []
+
+    def run(self, command, began):
+        self.commands.append(command)
+        command.log.write_text("so it went\n")
+        return Ended(self.code, 1.0)
+
+
+def test_the_pages_of_a_fleet_are_asvs_of_all_machines_and_each_ones_newest(three, tmp_path):
+    root, runner = tmp_path / "root", Publishing(0)
+    root.mkdir()
+    (root / "asv.conf.json").write_text('{\n // a comment\n "project": "nanoserve", "results_dir": "elsewhere"}')
+    places = Places(root=root, results=tmp_path / "whole", site=tmp_path / "site")
+    merge(places.results, three)
+    publish_fleet(places, runner)
+    told = json.loads((root / ".asv" / "nightly-publish.json").read_text())
+    assert told["results_dir"] == str(places.results / "asv")
+    assert told["html_dir"] == str(places.site / "asv")
+    assert (told["project"], told["repo"]) == ("nanoserve", str(root))
+    assert sorted(each.name for each in (tmp_path / "site" / "machines").iterdir()) == ["cpu-a", "cpu-b", "gpu"]
+    with pytest.raises(InstrumentError, match="asv publish ended with 1: so it went"):
+        publish_fleet(places, Publishing(1))
 
 
 def test_one_name_for_two_machines_is_refused_with_both_and_nothing_is_written(three, tmp_path):

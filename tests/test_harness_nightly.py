@@ -201,6 +201,21 @@ def test_asv_is_told_of_a_machine_that_it_does_not_know(at, monkeypatch):
     assert machine.script.ran[:4] == ["counts", "compare", "machine", asv(machine.c["c2"])]
 
 
+def test_a_checkout_that_moved_meanwhile_is_no_data(at):
+    machine = at("c2")
+    work = machine.script._work
+
+    def moving(name, command):
+        if name == "measure":
+            git(machine.places.root, "checkout", "-q", "c3")
+        return work(name, command)
+
+    machine.script._work = moving
+    night = machine.night()
+    assert night.headline.startswith("no data: another commit was checked out meanwhile")
+    assert load_state(machine.places.results, "m").last_good == machine.c["c1"]
+
+
 # Which commits.
 
 

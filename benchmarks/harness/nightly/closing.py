@@ -35,6 +35,8 @@ def said_by(status: Status) -> Iterator[Said]:
     why = dict(status.told["skipped"]).get(status.told["head"])
     if why is not None:
         yield "no data", f"no data: HEAD does not build: {why}"
+    if status.told.get("moved"):
+        yield "no data", "no data: another commit was checked out meanwhile, and benchmarks are the checkout's"
     for name in (*_JUDGED, f"asv {status.told['head'][:12]}", *_NEEDED):
         step = status.steps.get(name)
         if step is None:

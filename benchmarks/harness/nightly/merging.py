@@ -8,7 +8,7 @@ folders that claim one name for different machines, before anything is written.
 import dataclasses
 import json
 import shutil
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -97,18 +97,21 @@ def _worth(name: str, place: Path, text: str) -> str:
 
 
 def _time_in(text: str, field: str) -> str:
-    """The latest time of a text of JSON, "" where it cannot be read or has none; asv keeps one for each series."""
+    """The latest time of a text of JSON; "" where it was cut off, "0" where it has none."""
     try:
         told = json.loads(text)
     except ValueError:
         return ""
-    if not isinstance(told, dict):
-        return ""
-    if field in told:
+    if isinstance(told, dict) and field in told:
         return str(told[field])
+    return _latest_of_series(told, field) if isinstance(told, dict) else "0"
+
+
+def _latest_of_series(told: Mapping[str, Any], field: str) -> str:
+    """asv keeps a time for each series, in a column."""
     columns = told.get("result_columns", [])
     if field not in columns:
-        return ""
+        return "0"
     place = columns.index(field)
     return str(max((row[place] or 0 for row in told["results"].values() if len(row) > place), default=0)).zfill(20)
 

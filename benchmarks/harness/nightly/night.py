@@ -37,6 +37,7 @@ def run_night(asked: Asked, sku: str, places: Places, tools: Tools, max_s: float
     _measure(steps, asked, places)
     _fill_history(steps, asked, places, tools)
     steps.run("publish", plan.publish_command(prepare(places)), closes=True)
+    status.told["moved"] = resolve("HEAD", places.root).commit != status.told["head"]
     return close_night(status, places, tools.now())
 
 
