@@ -289,6 +289,16 @@ INSTRUMENT = {
         "harness.errors harness.nightly.missed typer datetime | harness.asv_process harness.gate.* harness.identity "
         "harness.nightly.* time"
     ),
+    # What GitHub is told of it.
+    "harness.github": "",
+    "harness.github.client": "harness.errors | httpx2",
+    "harness.github.wording": "| harness.nightly.folder",
+    "harness.github.issues": "harness.github.client harness.github.wording | harness.nightly.folder",
+    "harness.github.comments": "harness.errors harness.github.client harness.github.issues harness.github.wording",
+    "harness.github.cli": (
+        "harness.errors time typer | harness.github.client harness.github.comments harness.github.issues "
+        "harness.nightly.folder httpx2"
+    ),
     # The only files that know pytest.
     "harness.gate.session": "harness.* pytest",
     "harness.gate.beside": (
@@ -350,7 +360,7 @@ INSTRUMENT = {
     "studies.gate_power": "studies.gates typer time | harness.gate.*",
     "studies.gates": "harness.gate.* harness.metrics harness.stats | asv asv_runner",
     "__main__": (
-        "harness.gate.cli harness.nightly.cli typer | harness.doctor harness.archive harness.count_gate harness.errors "
+        "harness.gate.cli harness.github.cli harness.nightly.cli typer | harness.doctor harness.archive harness.count_gate harness.errors "
         "harness.exports harness.hit_curves"
     ),
     "": "",

@@ -6,6 +6,7 @@ InstrumentError
 ├── ForeignPackageError    the imported nanoserve is not the one whose commit is being measured
 ├── MissingFeatureError    the measured build is too old, or the benchmark asks for something that never was
 ├── BuildError             a revision that git does not know, or one that cannot be installed in a folder of its own
+├── GitHubError            GitHub is not reachable as the environment says, or refuses
 ├── SourceError            a streamed source broke off, or spoke another language than it should
 └── ArchiveError           a results file that cannot be read, or that holds something else
 """
@@ -41,6 +42,17 @@ class MissingFeatureError(InstrumentError):
 
 class BuildError(InstrumentError):
     """A revision that is not here, or that does not become an installed package; the message says what mends it."""
+
+
+class GitHubError(InstrumentError):
+    """An environment without access, or an answer that is none. It never holds the token.
+
+    `wait_s` is set when asking again after so many seconds may help.
+    """
+
+    def __init__(self, message: str, wait_s: float | None = None) -> None:
+        super().__init__(message)
+        self.wait_s = wait_s
 
 
 class SourceError(InstrumentError):
