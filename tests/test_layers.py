@@ -360,8 +360,8 @@ INSTRUMENT = {
     "studies.gate_power": "studies.gates typer time | harness.gate.*",
     "studies.gates": "harness.gate.* harness.metrics harness.stats | asv asv_runner",
     "__main__": (
-        "harness.gate.cli harness.github.cli harness.nightly.cli typer | harness.doctor harness.archive harness.count_gate harness.errors "
-        "harness.exports harness.hit_curves"
+        "harness.gate.cli harness.github.cli harness.nightly.cli typer | harness.archive "
+        "harness.count_gate harness.doctor harness.errors harness.exports harness.hit_curves"
     ),
     "": "",
 }
