@@ -289,6 +289,9 @@ INSTRUMENT = {
         "harness.errors harness.nightly.missed typer datetime | harness.asv_process harness.gate.* harness.identity "
         "harness.nightly.* time"
     ),
+    "harness.nightly.site": (
+        "harness.errors harness.files typer | harness.nightly.asv_store harness.nightly.folder harness.nightly.plan"
+    ),
     # What GitHub is told of it.
     "harness.github": "",
     "harness.github.client": "harness.errors | httpx2",

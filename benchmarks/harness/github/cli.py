@@ -72,9 +72,7 @@ def comment(
 
     def tell(github: "GitHub") -> list[str]:
         if bool(pull_request) == bool(head and head_sha):
-            raise GitHubError(
-                "which pull request? Either --pull-request N, or --head OWNER:BRANCH and --head-sha SHA"
-            )
+            raise GitHubError("which pull request? Either --pull-request N, or --head OWNER:BRANCH and --head-sha SHA")
         text = read(files)
         numbers = [pull_request] if pull_request else pull_requests(github, head, head_sha)
         return [told for number in numbers for told in stick(github, number, text, dry_run)]

@@ -47,9 +47,7 @@ def access_from(environment: Mapping[str, str]) -> Access:
     if not re.fullmatch(r"[!-~]+", token):
         raise GitHubError(f"GITHUB_TOKEN holds a character that no token has: {_MENDS['GITHUB_TOKEN']}")
     if not re.fullmatch(r"[\w.-]+/[\w.-]+", repository):
-        raise GitHubError(
-            f"GITHUB_REPOSITORY is {repository!r}, no owner and name: {_MENDS['GITHUB_REPOSITORY']}"
-        )
+        raise GitHubError(f"GITHUB_REPOSITORY is {repository!r}, no owner and name: {_MENDS['GITHUB_REPOSITORY']}")
     return Access(token=token, repository=repository, api_url=_checked_url(api_url))
 
 

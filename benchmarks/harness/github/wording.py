@@ -13,9 +13,7 @@ if TYPE_CHECKING:
 MAX_CHARACTERS = 65_536
 """GitHub takes no longer body."""
 
-_CUT = (
-    "> **Cut**: {num:,} characters, and GitHub takes {most:,}. All of it is in the files of the run.\n\n"
-)
+_CUT = "> **Cut**: {num:,} characters, and GitHub takes {most:,}. All of it is in the files of the run.\n\n"
 
 
 def marker(*words: str) -> str:
