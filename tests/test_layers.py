@@ -275,7 +275,8 @@ INSTRUMENT = {
     ),
     "harness.nightly.asv_store": "harness.errors harness.files harness.gate.asv_files harness.unreadable",
     "harness.nightly.site": (
-        "harness.errors harness.files harness.nightly.folder harness.nightly.plan harness.nightly.runner | asv"
+        "harness.errors harness.files harness.nightly.folder harness.nightly.front_page harness.nightly.plan "
+        "harness.nightly.runner | asv"
     ),
     "harness.nightly.steps": "harness.nightly.history harness.nightly.runner harness.nightly.status datetime",
     "harness.nightly.telling": "harness.nightly.status datetime",
@@ -289,9 +290,7 @@ INSTRUMENT = {
         "harness.errors harness.nightly.missed typer datetime | harness.asv_process harness.gate.* harness.identity "
         "harness.nightly.* time"
     ),
-    "harness.nightly.site": (
-        "harness.errors harness.files typer | harness.nightly.asv_store harness.nightly.folder harness.nightly.plan"
-    ),
+    "harness.nightly.front_page": "harness.files harness.nightly.folder",
     # What GitHub is told of it.
     "harness.github": "",
     "harness.github.client": "harness.errors | httpx2",

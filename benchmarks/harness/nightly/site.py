@@ -10,6 +10,7 @@ from pathlib import Path
 from benchmarks.harness.errors import ArchiveError, InstrumentError
 from benchmarks.harness.files import write_whole
 from benchmarks.harness.nightly.folder import machines_in, newest_finished
+from benchmarks.harness.nightly.front_page import write_front_page
 from benchmarks.harness.nightly.plan import Places, publish_command
 from benchmarks.harness.nightly.runner import Command, Runner, last_line
 
@@ -34,10 +35,11 @@ def publish_fleet(places: Places, runner: Runner) -> None:
         raise InstrumentError(
             f"merged, but asv publish ended with {ended.returncode}: {last_line(log)} (all of it: {log})"
         )
-    for machine in machines_in(places.results):
-        night = newest_finished(places.results, machine)
-        if night is not None:
-            copy_pages(night.folder, places.site, machine)
+    newest = (newest_finished(places.results, machine) for machine in machines_in(places.results))
+    nights = [night for night in newest if night is not None]
+    for night in nights:
+        copy_pages(night.folder, places.site, night.machine)
+    write_front_page(places.site, nights)
 
 
 def _config(root: Path, kept: Path, html: Path) -> str:
