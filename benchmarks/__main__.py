@@ -7,6 +7,8 @@ from typing import Annotated
 import typer
 
 from benchmarks.harness.gate.cli import calibrate, compare, reference_app
+from benchmarks.harness.github.cli import github_app
+from benchmarks.harness.nightly.cli import nightly
 
 app = typer.Typer(
     help="Look after the benchmarks. To run them: pytest --benchmark-only",
@@ -36,7 +38,9 @@ def doctor() -> None:
 
 app.command()(compare)
 app.command()(calibrate)
+app.command()(nightly)
 app.add_typer(reference_app, name="reference")
+app.add_typer(github_app, name="github")
 
 
 @app.command()

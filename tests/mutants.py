@@ -35,7 +35,10 @@ from benchmarks.harness import (
     verify,
     workload,
 )
+from benchmarks.harness.errors import GitHubError
+from benchmarks.harness.github import client, comments, issues
 from benchmarks.harness.gpu import choice, memory, nvidia, steadiness
+from benchmarks.harness.nightly import closing, merging, missed
 from benchmarks.harness.timing import Stamp
 
 
@@ -373,3 +376,51 @@ def _():
         right(subject, prompts, options)
 
     everywhere(right, wrong)
+
+
+# Nights.
+
+
+@mutant("what was not done is no reason for red", seen_by="nightly")
+def _():
+    right = closing.said_by
+    everywhere(right, lambda status: (each for each in right(status) if each[0] != "no data"))
+
+
+@mutant("a runner that is off is green", seen_by="nightly")
+def _():
+    everywhere(missed.is_stale, lambda last, now, max_age_hours: last is None)
+
+
+@mutant("the folder that comes last is right", seen_by="fleet")
+def _():
+    merging._worth = lambda name, place, text: ""
+
+
+# What GitHub is told.
+
+
+@mutant("a night that cannot tell is a recovery", seen_by="github")
+def _():
+    right = issues.steps
+    hopeful = {"cannot tell": "same"}
+
+    def wrong(night, *told):
+        return right(dataclasses.replace(night, verdict=hopeful.get(night.verdict, night.verdict)), *told)
+
+    everywhere(right, wrong)
+
+
+@mutant("a comment is never found again", seen_by="github")
+def _():
+    everywhere(comments._is_own, lambda comment: False)
+
+
+@mutant("an answer that broke off is not looked at again", seen_by="github")
+def _():
+    everywhere(issues._is_there, lambda github, step: False)
+
+
+@mutant("an error shows what was sent", seen_by="github")
+def _():
+    client.GitHub._error = lambda self, text, wait_s: GitHubError(f"GitHub, {text}", wait_s)

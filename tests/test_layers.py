@@ -273,6 +273,47 @@ INSTRUMENT = {
     ),
     "harness.gate.calibration_text": "harness.gate.calibration harness.metrics rich",
     "harness.gate.cli": "harness.errors harness.files harness.gate.progress harness.profiles typer | harness.gate.*",
+    # A night of one machine, and the nights of many. It runs commands; what they do is known where they are.
+    "harness.nightly": "",
+    "harness.nightly.folder": "harness.errors harness.gate.rules datetime",
+    "harness.nightly.state": "harness.errors harness.files harness.identity harness.nightly.folder datetime",
+    "harness.nightly.status": "harness.errors harness.files harness.gate.rules harness.nightly.folder datetime",
+    "harness.nightly.missed": "datetime",
+    "harness.nightly.runner": "time | psutil",
+    "harness.nightly.plan": "harness.errors",
+    "harness.nightly.locks": "harness.errors | filelock",
+    "harness.nightly.history": "harness.errors harness.gate.revisions harness.nightly.state",
+    "harness.nightly.judging": (
+        "harness.errors harness.gate.rules harness.nightly.folder harness.nightly.runner harness.nightly.status"
+    ),
+    "harness.nightly.asv_store": "harness.errors harness.files harness.gate.asv_files harness.unreadable",
+    "harness.nightly.site": (
+        "harness.errors harness.files harness.nightly.folder harness.nightly.front_page harness.nightly.plan "
+        "harness.nightly.runner | asv"
+    ),
+    "harness.nightly.steps": "harness.nightly.history harness.nightly.runner harness.nightly.status datetime",
+    "harness.nightly.telling": "harness.nightly.status datetime",
+    "harness.nightly.closing": "harness.files harness.nightly.* datetime",
+    "harness.nightly.night": (
+        "harness.asv_process harness.files harness.gate.revisions harness.gate.rules harness.nightly.* datetime"
+    ),
+    "harness.nightly.fleet": "harness.gate.rules harness.nightly.* datetime",
+    "harness.nightly.merging": "harness.errors harness.files harness.identity harness.nightly.*",
+    "harness.nightly.cli": (
+        "harness.errors harness.nightly.missed typer datetime | harness.asv_process harness.gate.* harness.identity "
+        "harness.nightly.* time"
+    ),
+    "harness.nightly.front_page": "harness.files harness.nightly.folder",
+    # What GitHub is told of it.
+    "harness.github": "",
+    "harness.github.client": "harness.errors | httpx2",
+    "harness.github.wording": "| harness.nightly.folder",
+    "harness.github.issues": "harness.github.client harness.github.wording | harness.nightly.folder",
+    "harness.github.comments": "harness.errors harness.github.client harness.github.issues harness.github.wording",
+    "harness.github.cli": (
+        "harness.errors time typer | harness.github.client harness.github.comments harness.github.issues "
+        "harness.nightly.folder httpx2"
+    ),
     # The only files that know pytest.
     "harness.gate.session": "harness.* pytest",
     "harness.gate.beside": (
@@ -339,8 +380,8 @@ INSTRUMENT = {
     "studies.gate_power": "studies.gates typer time | harness.gate.*",
     "studies.gates": "harness.gate.* harness.metrics harness.stats | asv asv_runner",
     "__main__": (
-        "harness.gate.cli typer | harness.doctor harness.archive harness.count_gate harness.errors harness.exports "
-        "harness.hit_curves"
+        "harness.gate.cli harness.github.cli harness.nightly.cli typer | harness.archive "
+        "harness.count_gate harness.doctor harness.errors harness.exports harness.hit_curves"
     ),
     "": "",
 }

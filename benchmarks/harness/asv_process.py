@@ -142,6 +142,11 @@ def machine_name() -> str:
     return str(name)
 
 
+def knows_machine(name: str) -> bool:
+    """Whether asv has been told of a machine of this name; it asks questions otherwise."""
+    return any(name in (key, entry.get("machine")) for key, entry in _machines().items())
+
+
 def _machines() -> dict[str, Any]:
     try:
         stored = json.loads(Path(os.path.expanduser(_MACHINE_FILE)).read_text("utf-8"))

@@ -7,6 +7,7 @@ InstrumentError
 ├── MissingFeatureError    the measured build is too old, or the benchmark asks for something that never was
 ├── BuildError             a revision that git does not know, or one that cannot be installed in a folder of its own
 ├── DeviceError            the GPU that was asked for is not there, or others have it
+├── GitHubError            GitHub is not reachable as the environment says, or refuses
 ├── SourceError            a streamed source broke off, or spoke another language than it should
 └── ArchiveError           a results file that cannot be read, or that holds something else
 """
@@ -46,6 +47,17 @@ class BuildError(InstrumentError):
 
 class DeviceError(InstrumentError):
     """A GPU that is not there, that others have, or that cannot be locked; the message says what to type."""
+
+
+class GitHubError(InstrumentError):
+    """An environment without access, or an answer that is none. It never holds the token.
+
+    `wait_s` is set when asking again after so many seconds may help.
+    """
+
+    def __init__(self, message: str, wait_s: float | None = None) -> None:
+        super().__init__(message)
+        self.wait_s = wait_s
 
 
 class SourceError(InstrumentError):

@@ -244,6 +244,11 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             item.add_marker(pytest.mark.benchmark(timer=replayed_seconds, group=benchmark_id(item)))
 
 
+def pytest_itemcollected(item: pytest.Item) -> None:
+    """A benchmark can be chosen by what it does: `-k count_work` are those that count work."""
+    item.extra_keyword_matches.update(set(MEASURING) & set(getattr(item, "fixturenames", ())))
+
+
 def is_benchmark(item: pytest.Item) -> bool:
     """Whether a test measures something, by the fixtures that it takes."""
     return any(name in getattr(item, "fixturenames", ()) for name in MEASURING)

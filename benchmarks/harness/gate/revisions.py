@@ -10,6 +10,7 @@ import re
 import shutil
 import subprocess
 from pathlib import Path
+from typing import NamedTuple
 
 from benchmarks.harness.errors import BuildError
 
@@ -44,6 +45,13 @@ class Revision:
         return short if is_hash else f"{self.name} ({short})"
 
 
+class Logged(NamedTuple):
+    """A commit of a history, and the first line of what it says of itself."""
+
+    commit: str
+    subject: str
+
+
 def resolve(name: str, root: Path) -> Revision:
     """The commit that git knows under `name` in the checkout `root`.
 
@@ -61,6 +69,17 @@ def resolve(name: str, root: Path) -> Revision:
     _check_head(name, commit, root)
     has_changes = _git(root, "status", "--porcelain", "--untracked-files=normal")
     return Revision(name=name, commit=commit + _DIRTY if has_changes else commit)
+
+
+def first_parents(head: str, root: Path, *, since: str | None = None, limit: int) -> tuple[Logged, ...]:
+    """`head` and its first parents, the newest first, without those that `since` has: what was merged, one by one."""
+    without = [] if since is None else [f"^{since}"]
+    told = _git(
+        root, "log", "--first-parent", "--no-show-signature", "--no-color", "--format=%H %s", f"--max-count={limit}",
+        head, *without, "--",
+    )  # fmt: skip
+    lines = told.decode(errors="replace").splitlines()
+    return tuple(Logged(*line.split(" ", 1)) for line in lines)
 
 
 def has_changed(revision: Revision, root: Path, *paths: str) -> bool:

@@ -1,0 +1,34 @@
+"""What the gate's comparison says to a night: its verdict, or that there is none.
+
+Knows the JSON that `compare` writes. Refuses to weigh anything again.
+"""
+
+from pathlib import Path
+
+from benchmarks.harness.errors import ArchiveError
+from benchmarks.harness.gate.rules import EXIT_CODES
+from benchmarks.harness.nightly.folder import read_json
+from benchmarks.harness.nightly.runner import Ended
+from benchmarks.harness.nightly.status import Said
+
+
+def said_of_comparison(path: Path, ended: Ended, *, is_one_commit: bool) -> Said:
+    """What a comparison that came to its end has said. Whatever does not fit together is no data.
+
+    Of a commit against itself, no difference is a fault of the engine's: one that is found says that this machine
+    cannot be trusted tonight, and that none could be told is no reason for red.
+    """
+    try:
+        told = read_json(path)
+        verdict, headline, rows = told["verdict"], str(told["headline"]), told["rows"]
+    except (ArchiveError, KeyError) as error:
+        return "no data", f"no data: {path.name} does not say what was found: {error}"
+    if verdict not in EXIT_CODES or EXIT_CODES[verdict] != ended.returncode:
+        return "no data", f"no data: {path.name} says {verdict!r}, its exit status {ended.returncode}"
+    if not any(row["gate"] and row["verdict"] not in ("new", "skipped") for row in rows):
+        return "no data", "no data: no quantity was compared that gates"
+    if not is_one_commit:
+        return verdict, headline
+    if verdict in ("worse", "better"):
+        return "contaminated", f"contaminated: HEAD against itself, on this machine, is {headline}"
+    return ("same" if verdict == "cannot tell" else verdict), f"nothing is new, HEAD against itself: {headline}"
