@@ -25,7 +25,7 @@ TODAY = [
     "shellcheck .ci/run .ci/install .ci/fetch-results .ci/push-results",
     "pytest --benchmark-only --model tiny --samples 2 --max-warmups 1 --benchmark-json=WORK/benchmarks.json",
     "python -m benchmarks report WORK/benchmarks.json --output WORK/report.html",
-    "pytest -m slow and not alone -n auto",
+    "pytest -m slow and not alone and not simulated -n auto",
     "pytest -m slow and alone -k slower_step or untouched_copy or another_package",
 ]
 """What a merge must pass, in order."""
@@ -77,7 +77,7 @@ def stages(tmp_path):
     return run
 
 
-def test_without_a_name_every_stage_runs_in_order(stages):
+def test_without_a_name_the_usual_stages_run_in_order(stages):
     done, calls = stages()
     assert (done.returncode, calls) == (0, TODAY), done.stderr
 
@@ -85,6 +85,11 @@ def test_without_a_name_every_stage_runs_in_order(stages):
 def test_named_stages_run_alone_in_one_environment(stages):
     done, calls = stages("lint", "tests")
     assert (done.returncode, calls) == (0, [*TODAY[:2], *TODAY[5:8], TODAY[2]])
+
+
+def test_the_last_stage_runs_when_it_is_named(stages):
+    done, calls = stages("simulations")
+    assert (done.returncode, calls) == (0, [*TODAY[:2], "pytest -m slow and simulated -n auto"])
 
 
 def test_workflows_need_no_environment(stages):
@@ -96,7 +101,7 @@ def test_the_stages_are_listed_and_nothing_is_run(stages):
     done, calls = stages("--list")
     assert calls == []
     assert done.stdout.split() == [
-        "tests", "points", "prove-red", "lint", "workflows", "measure", "faults", "timing"
+        "tests", "points", "prove-red", "lint", "workflows", "measure", "faults", "timing", "simulations"
     ]  # fmt: skip
 
 
@@ -116,10 +121,13 @@ def test_a_red_tool_ends_it_red(stages, tmp_path, tool):
 
 
 @pytest.mark.parametrize(("on_a_runner", "code"), [("", 0), ("true", 1)])
-def test_without_npm_workflows_are_unchecked_here_and_red_on_a_runner(stages, tmp_path, on_a_runner, code):
+@pytest.mark.parametrize("npm", [None, f"{TOOL}exit 1\n"])
+def test_without_npm_workflows_are_unchecked_here_and_red_on_a_runner(stages, tmp_path, on_a_runner, code, npm):
     (tmp_path / "bin" / "npm").unlink()
+    if npm:
+        script(tmp_path / "bin" / "npm", npm)
     done, calls = stages("workflows", GITHUB_ACTIONS=on_a_runner)
-    assert (done.returncode, calls) == (code, [])
+    assert (done.returncode, calls) == (code, TODAY[8:9] if npm else [])
     assert "workflows were NOT checked" in done.stderr
 
 
