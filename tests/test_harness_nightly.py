@@ -420,6 +420,17 @@ def test_a_fresh_checkout_gets_asvs_history_back_and_keeps_what_it_has(tmp_path)
     assert found == {"m/a.json": "newer", "m/b.json": "kept", "provenance/m/a.jsonl": "kept"}
 
 
+def test_what_asv_was_killed_over_is_not_kept(tmp_path):
+    kept, store = tmp_path / "kept", tmp_path / "store"
+    (store / "m").mkdir(parents=True)
+    whole = asv_file("a" * 40)
+    (store / "m" / "aaaaaaaa-env.json").write_text(whole)
+    (store / "m" / "bbbbbbbb-env.json").write_text(whole[:50])
+    (store / "benchmarks.json").write_text('{"version": 2')
+    asv_store.take_out(store, kept, "m")
+    assert [path.name for path in kept.rglob("*.json")] == ["aaaaaaaa-env.json"]
+
+
 # Nights that are missing.
 
 
