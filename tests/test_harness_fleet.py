@@ -70,7 +70,7 @@ def test_one_machine_in_two_places_is_united_and_the_newer_state_holds(tmp_path)
 def test_of_two_copies_the_one_that_came_further_holds(tmp_path):
     one, two = tmp_path / "one", tmp_path / "two"
     write_night(one, "m", finished=False)
-    night = write_night(two, "m", verdict="worse")
+    night = write_night(two, "m")
     (two / "asv/m/aaaaaaaa-env.json").write_text(asv_file("a" * 40, started_at=90, value=5.0))
     (one / "asv/m/aaaaaaaa-env.json").write_text(asv_file("a" * 40, started_at=100, value=3.0))
     for order in ((one, two), (two, one)):

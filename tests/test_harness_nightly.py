@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 import time
+from types import SimpleNamespace
 
 import psutil
 import pytest
@@ -14,7 +15,10 @@ from sample_nights import CPU, GPU, HOUR_S, START, Runner, asv_file, comparison,
 from typer.testing import CliRunner
 
 from benchmarks.__main__ import app
+from benchmarks.harness.asv_process import knows_machine
 from benchmarks.harness.errors import ArchiveError, InstrumentError
+from benchmarks.harness.fixtures import pytest_itemcollected
+from benchmarks.harness.gate.revisions import first_parents
 from benchmarks.harness.gate.rules import EXIT_CODES
 from benchmarks.harness.nightly import asv_store, cli, runner
 from benchmarks.harness.nightly import night as night_module
@@ -275,6 +279,32 @@ def test_a_last_good_commit_that_git_has_lost_is_refused_with_the_way_out(at):
         machine.night()
 
 
+def test_what_was_merged_is_one_commit_of_the_history(tmp_path):
+    root = make_repository(tmp_path / "repository", ["c0 root"])
+    git(root, "checkout", "-q", "-b", "side")
+    git(root, "commit", "-q", "--allow-empty", "-m", "on the side")
+    git(root, "checkout", "-q", "main")
+    git(root, "merge", "-q", "--no-ff", "-m", "merge | it", "side")
+    head = git(root, "rev-parse", "HEAD")
+    assert [each.subject for each in first_parents(head, root, limit=9)] == ["merge | it", "c0 root"]
+    assert first_parents(head, root, since="c0", limit=9) == ((head, "merge | it"),)
+    assert first_parents(head, root, limit=1) == ((head, "merge | it"),)
+
+
+def test_asvs_own_file_says_which_machines_it_knows(tmp_path, monkeypatch):
+    monkeypatch.setenv("HOME", str(tmp_path))
+    assert not knows_machine("m")
+    (tmp_path / ".asv-machine.json").write_text('{"host": {"machine": "m"}, "version": 1}')
+    assert [knows_machine(name) for name in ("host", "m", "other")] == [True, True, False]
+
+
+@pytest.mark.parametrize("takes", ["measure", "count_work", "tmp_path"])
+def test_a_benchmark_can_be_chosen_by_what_it_does(takes):
+    item = SimpleNamespace(fixturenames=["benchmark", takes], extra_keyword_matches=set())
+    pytest_itemcollected(item)
+    assert item.extra_keyword_matches == ({takes} if takes != "tmp_path" else set())
+
+
 @pytest.mark.parametrize(
     ("said", "whole"),
     [("same", "same"), ("cannot tell", "same"), ("worse", "contaminated"), ("better", "contaminated"),
@@ -420,6 +450,17 @@ def test_a_fresh_checkout_gets_asvs_history_back_and_keeps_what_it_has(tmp_path)
     assert found == {"m/a.json": "newer", "m/b.json": "kept", "provenance/m/a.jsonl": "kept"}
 
 
+def test_what_asv_was_killed_over_is_not_kept(tmp_path):
+    kept, store = tmp_path / "kept", tmp_path / "store"
+    (store / "m").mkdir(parents=True)
+    whole = asv_file("a" * 40)
+    (store / "m" / "aaaaaaaa-env.json").write_text(whole)
+    (store / "m" / "bbbbbbbb-env.json").write_text(whole[:50])
+    (store / "benchmarks.json").write_text('{"version": 2')
+    asv_store.take_out(store, kept, "m")
+    assert [path.name for path in kept.rglob("*.json")] == ["aaaaaaaa-env.json"]
+
+
 # Nights that are missing.
 
 
@@ -541,13 +582,13 @@ def test_a_process_ends_with_its_status_and_its_output_is_kept(tmp_path):
 
 def test_a_process_that_is_out_of_time_is_ended_with_all_that_it_started(tmp_path, quick):
     log = tmp_path / "a.txt"
-    done = ProcessRunner(tmp_path, lambda text: None).run(command(NESTED, log, limit_s=1.0), lambda *_: None)
+    done = ProcessRunner(tmp_path, lambda text: None).run(command(NESTED, log, 0.1), lambda *_: wait_for(log))
     assert done.is_out_of_time
     assert is_gone(log)
 
 
 def wait_for(log):
-    while not (log.exists() and log.read_text().strip()):
+    while not (log.exists() and "\n" in log.read_text()):
         time.sleep(0.02)
 
 

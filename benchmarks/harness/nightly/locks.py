@@ -22,9 +22,9 @@ def held(results: Path) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def alone(results: Path, machine: Path = MACHINE) -> Iterator[None]:
-    """The results folder and the machine. Raises InstrumentError where another night has either."""
-    with held(results), _locked(machine, "measures on this machine"):
+def alone(results: Path, machine: Path | None = None) -> Iterator[None]:
+    """The folder, and the machine by its lock (`MACHINE`). Raises InstrumentError where another night has either."""
+    with held(results), _locked(machine or MACHINE, "measures on this machine"):
         yield
 
 
