@@ -107,6 +107,7 @@ INSTRUMENT = {
     # Work, counted.
     "harness.garbage": "",
     "harness.files": "",
+    "harness.markdown": "",
     "harness.counters": "harness.errors harness.garbage harness.gpu.driver | torch",
     "harness.token_counts": "harness.errors",
     "harness.exact": "harness.errors",
@@ -268,8 +269,8 @@ INSTRUMENT = {
     ),
     # What people see of it.
     "harness.gate.telling": (
-        "harness.gate.evidence harness.gate.rows harness.gate.rules harness.gate.verdict harness.metrics "
-        "harness.report harness.stats rich"
+        "harness.gate.evidence harness.gate.rows harness.gate.rules harness.gate.verdict harness.markdown "
+        "harness.metrics harness.report harness.stats rich"
     ),
     "harness.gate.calibration_text": "harness.gate.calibration harness.metrics rich",
     "harness.gate.cli": "harness.errors harness.files harness.gate.progress harness.profiles typer | harness.gate.*",
@@ -292,12 +293,12 @@ INSTRUMENT = {
         "harness.nightly.runner | asv"
     ),
     "harness.nightly.steps": "harness.nightly.history harness.nightly.runner harness.nightly.status datetime",
-    "harness.nightly.telling": "harness.nightly.status datetime",
+    "harness.nightly.telling": "harness.markdown harness.nightly.status datetime",
     "harness.nightly.closing": "harness.files harness.nightly.* datetime",
     "harness.nightly.night": (
         "harness.asv_process harness.files harness.gate.revisions harness.gate.rules harness.nightly.* datetime"
     ),
-    "harness.nightly.fleet": "harness.gate.rules harness.nightly.* datetime",
+    "harness.nightly.fleet": "harness.gate.rules harness.markdown harness.nightly.* datetime",
     "harness.nightly.merging": "harness.errors harness.files harness.identity harness.nightly.*",
     "harness.nightly.cli": (
         "harness.errors harness.nightly.missed typer datetime | harness.asv_process harness.gate.* harness.identity "

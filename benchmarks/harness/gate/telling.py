@@ -4,7 +4,6 @@ Knows how a verdict reads: raw values always stand beside a change, in the unit 
 """
 
 import dataclasses
-import html
 import io
 import json
 import math
@@ -19,6 +18,7 @@ from benchmarks.harness.gate.evidence import Key
 from benchmarks.harness.gate.rows import Row
 from benchmarks.harness.gate.rules import GRAVITY, Verdict
 from benchmarks.harness.gate.verdict import Judgement
+from benchmarks.harness.markdown import escaped, table
 from benchmarks.harness.metrics import metric
 from benchmarks.harness.report import name_of, number_text, seconds_scale
 from benchmarks.harness.stats import Estimate
@@ -207,26 +207,19 @@ def as_markdown(judgement: Judgement, about: About) -> str:
     """For a pull request: the verdict, what changed, everything else folded away, and where it comes from."""
     rows = in_order(judgement.rows)
     moved = [row for row in rows if row.verdict not in ("same", "skipped", "new")]
-    parts = [f"### Benchmarks: {_escaped(headline(judgement))}"]
+    parts = [f"### Benchmarks: {escaped(headline(judgement))}"]
     if moved:
         parts.append(_markdown_table(moved))
-        parts.append("\n".join(f"- {_escaped(reason)}" for reason in list(_reasons(moved))[:_MOST_ROWS]))
+        parts.append("\n".join(f"- {escaped(reason)}" for reason in list(_reasons(moved))[:_MOST_ROWS]))
     parts.append(f"<details><summary>All {len(rows)} rows</summary>\n\n{_markdown_table(rows)}\n\n</details>")
-    parts.append("\n".join(f"- {_escaped(line)}" for line in _origin(judgement, about)))
+    parts.append("\n".join(f"- {escaped(line)}" for line in _origin(judgement, about)))
     return "\n\n".join(filter(None, parts)) + "\n"
 
 
 def _markdown_table(rows: Sequence[Row]) -> str:
-    lines = [_HEADINGS, ["---"] * len(_HEADINGS), *(map(_escaped, _cells(row)) for row in rows[:_MOST_ROWS])]
-    text = "\n".join(f"| {' | '.join(line)} |" for line in lines)
+    text = table(_HEADINGS, map(_cells, rows[:_MOST_ROWS]))
     num_left = len(rows) - _MOST_ROWS
     return f"{text}\n\n{num_left} more rows are in the JSON." if num_left > 0 else text
-
-
-def _escaped(text: str) -> str:
-    """Nothing in a name may become a column, a tag, a mention or emphasis."""
-    clean = html.escape(" ".join(text.split()), quote=False)
-    return "".join(f"\\{each}" if each in "|*_`[]@#~" else each for each in clean)
 
 
 # JSON.

@@ -11,10 +11,10 @@ from itertools import groupby
 from pathlib import Path
 
 from benchmarks.harness.gate.rules import EXIT_CODES, GRAVITY, Verdict
+from benchmarks.harness.markdown import table
 from benchmarks.harness.nightly.folder import Night, machines_in, newest_finished, nights_folder, read_json
 from benchmarks.harness.nightly.missed import age_text, is_stale
 from benchmarks.harness.nightly.state import IDENTITY
-from benchmarks.harness.nightly.telling import table
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)

@@ -4,12 +4,12 @@ Knows how a night reads. Refuses to judge it.
 """
 
 import datetime
-import html
 import re
 import shlex
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from pathlib import Path
 
+from benchmarks.harness.markdown import escaped, table
 from benchmarks.harness.nightly.status import Said, Status, Step
 
 _MOST_COMMITS = 20
@@ -109,15 +109,3 @@ def _notes(status: Status) -> Iterator[str]:
     if status.told["notes"]:
         yield "### Notes\n"
     yield from (f"- {escaped(note)}" for note in status.told["notes"])
-
-
-def table(headings: Sequence[str], rows: Sequence[Sequence[str]] | Iterator[tuple[str, ...]]) -> str:
-    """A table in Markdown; nothing in a cell can break out of it."""
-    lines = [headings, ["---"] * len(headings), *([escaped(cell) for cell in row] for row in rows)]
-    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
-
-
-def escaped(text: str) -> str:
-    """Nothing in a name, a subject or a reason may become a column, a tag, a mention or emphasis."""
-    clean = html.escape(" ".join(text.split()), quote=False)
-    return "".join(f"\\{each}" if each in "|*_`[]@#~" else each for each in clean)
