@@ -368,7 +368,7 @@ EVERY_TEST = {"test_ids", "test_objects", "test_fates", "test_unlike", "test_twi
     [
         (["--bench", r"test_unlike.*e2e"], {"test_unlike"}, 3),
         (["-b", r"ttft_s\('only', 'plain'\)", "-b=test_twin"], {"test_unlike", "test_twin"}, 2),
-        (["--an-option-of-another-version", "1", "--bench", "test_twin"], EVERY_TEST, 9 + 4 + 6 + 3 + 2),
+        (["--an-option-of-another-version", "1", "--bench", "test_twin"], EVERY_TEST, 9 + 4 + 7 + 3 + 2),
         (["--bench", "test_counts"], None, None),
     ],
 )
