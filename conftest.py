@@ -4,10 +4,12 @@ A bare `pytest` runs every benchmark once, untimed, as a test. Asking for a meas
 `--benchmark-only`, `--benchmark-enable`, or any option that stores or compares one.
 """
 
+import gc
 import math
 import os
 import random
 import sys
+from collections.abc import Iterator
 
 import pytest
 
@@ -183,6 +185,18 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
 
         if item.config.getoption("--device").startswith("cpu") or not driver().gpus():
             pytest.skip("needs a CUDA device")
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _set_aside(pytestconfig: pytest.Config) -> Iterator[None]:
+    """Untimed, what others left is nothing to collect: measuring code collects before each case, and tests do so often.
+
+    Thawed afterwards, or extension modules complain, when the process ends, of what nobody collected.
+    """
+    if pytestconfig.getoption("benchmark_disable"):
+        gc.freeze()
+    yield
+    gc.unfreeze()
 
 
 @pytest.fixture(autouse=True)

@@ -1,6 +1,5 @@
 """The smallest things that a test of the engine can run on."""
 
-import gc
 import os
 
 import pytest
@@ -20,14 +19,6 @@ from nanoserve.weights import LoadedModel, load_model
 
 settings.register_profile("no clock", deadline=None)  # a busy machine is no fault of what is tested
 settings.load_profile("no clock")
-
-
-@pytest.fixture(scope="module", autouse=True)
-def _set_aside():
-    """What others left is nothing to collect: measuring code collects before each case, and tests do so often."""
-    gc.freeze()
-    yield
-    gc.unfreeze()  # or extension modules complain, when the process ends, of what nobody collected
 
 
 class ScriptedModel:
