@@ -158,6 +158,7 @@ def test_gpu_tests_are_skipped_without_one(bare):
     assert "1 skipped" in bare.text
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("wish", [["--slow"], ["-m", "slow"]])
 def test_slow_tests_run_on_request(project, wish):
     session = Session(project, "marked", "--deselect", "marked/bench_marked.py::test_needs_a_gpu", *wish)
