@@ -41,10 +41,11 @@ def make_repository(folder, subjects):
     return folder
 
 
-def comparison(verdict, num_gated=1):
+def comparison(verdict, num_gated=1, sources=("one", "two")):
     """What `compare` writes, as far as a night reads it."""
     rows = [{"gate": True, "verdict": verdict, "metric": "itl_p50_s"}] * num_gated
-    return {"verdict": verdict, "headline": f"{verdict}: so it is", "rows": rows}
+    provenance = {side: {"source_sha256": each} for side, each in zip(("base", "head"), sources, strict=True) if each}
+    return {"verdict": verdict, "headline": f"{verdict}: so it is", "rows": rows, "provenance": provenance}
 
 
 def asv_file(commit, started_at=0, value=1.0):

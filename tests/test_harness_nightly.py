@@ -175,7 +175,7 @@ def test_an_older_commit_that_asv_fails_on_is_shown_and_given_up_and_head_is_tri
 )
 def test_a_comparison_that_does_not_fit_together_is_no_data(tmp_path, told, code):
     (tmp_path / "compare.json").write_text(json.dumps(told))
-    verdict, headline = said_of_comparison(tmp_path / "compare.json", Ended(code, 1.0), is_one_commit=False)
+    verdict, headline = said_of_comparison(tmp_path / "compare.json", Ended(code, 1.0))
     assert verdict == "no data"
     assert headline.startswith("no data: ")
 
@@ -310,19 +310,21 @@ def test_a_benchmark_can_be_chosen_by_what_it_does(takes):
     [("same", "same"), ("cannot tell", "same"), ("worse", "contaminated"), ("better", "contaminated"),
      ("contaminated", "contaminated"), ("no data", "no data")],
 )  # fmt: skip
-def test_no_difference_of_a_commit_from_itself_can_be_the_engines(tmp_path, said, whole):
+def test_no_difference_of_a_source_from_itself_can_be_the_engines(tmp_path, said, whole):
     """One that is found is the machine's, and that none is found is no red."""
-    (tmp_path / "compare.json").write_text(json.dumps(comparison(said)))
-    ended = Ended(EXIT_CODES[said], 1.0)
-    assert said_of_comparison(tmp_path / "compare.json", ended, is_one_commit=True)[0] == whole
-    assert said_of_comparison(tmp_path / "compare.json", ended, is_one_commit=False) == (said, f"{said}: so it is")
+    path, ended = tmp_path / "compare.json", Ended(EXIT_CODES[said], 1.0)
+    path.write_text(json.dumps(comparison(said, sources=("one", "one"))))
+    assert said_of_comparison(path, ended)[0] == whole
+    for sources in (("one", "two"), (None, None), ("one", None)):
+        path.write_text(json.dumps(comparison(said, sources=sources)))
+        assert said_of_comparison(path, ended) == (said, f"{said}: so it is")
 
 
 def test_where_nothing_is_new_head_against_itself_watches_the_machine(at):
     machine = at("c2")
     machine.night()
     machine.clock.now_s += 24 * HOUR_S
-    machine.script.said = {"compare": comparison("worse")}
+    machine.script.said = {"compare": comparison("worse", sources=("one", "one"))}
     night = machine.night()
     assert (night.base, night.verdict) == (night.head, "contaminated")
     assert not [name for name in machine.script.ran if name.startswith("asv")], "its place in the history is taken"

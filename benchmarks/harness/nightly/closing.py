@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from benchmarks.harness.files import write_whole
 from benchmarks.harness.nightly.folder import SUMMARY, Night, read_night
 from benchmarks.harness.nightly.plan import Places
-from benchmarks.harness.nightly.site import copy_pages
+from benchmarks.harness.nightly.site import show_newest
 from benchmarks.harness.nightly.state import State, load_state, save_state
 from benchmarks.harness.nightly.status import Said, Status, gravest
 from benchmarks.harness.nightly.telling import summary
@@ -25,8 +25,8 @@ def close_night(status: Status, places: Places, now: datetime.datetime) -> Night
     write_whole(status.folder / SUMMARY, summary(status, said, places.results, now))
     machine = status.told["machine"]
     save_state(places.results, machine, next_state(load_state(places.results, machine), status, said, now))
-    copy_pages(status.folder, places.site, machine)
     status.finish(said, now)
+    show_newest(places)
     return read_night(status.folder)
 
 

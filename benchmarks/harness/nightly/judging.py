@@ -3,7 +3,9 @@
 Knows the JSON that `compare` writes. Refuses to weigh anything again.
 """
 
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 from benchmarks.harness.errors import ArchiveError
 from benchmarks.harness.gate.rules import EXIT_CODES
@@ -12,10 +14,10 @@ from benchmarks.harness.nightly.runner import Ended
 from benchmarks.harness.nightly.status import Said
 
 
-def said_of_comparison(path: Path, ended: Ended, *, is_one_commit: bool) -> Said:
+def said_of_comparison(path: Path, ended: Ended) -> Said:
     """What a comparison that came to its end has said. Whatever does not fit together is no data.
 
-    Of a commit against itself, no difference is a fault of the engine's: one that is found says that this machine
+    Where both sides have the same source, no difference is the engine's: one that is found says that this machine
     cannot be trusted tonight, and that none could be told is no reason for red.
     """
     try:
@@ -27,8 +29,14 @@ def said_of_comparison(path: Path, ended: Ended, *, is_one_commit: bool) -> Said
         return "no data", f"no data: {path.name} says {verdict!r}, its exit status {ended.returncode}"
     if not any(row["gate"] and row["verdict"] not in ("new", "skipped") for row in rows):
         return "no data", "no data: no quantity was compared that gates"
-    if not is_one_commit:
+    if not _is_one_source(told):
         return verdict, headline
     if verdict in ("worse", "better"):
-        return "contaminated", f"contaminated: HEAD against itself, on this machine, is {headline}"
-    return ("same" if verdict == "cannot tell" else verdict), f"nothing is new, HEAD against itself: {headline}"
+        return "contaminated", f"contaminated: the same engine twice, on this machine, is {headline}"
+    return ("same" if verdict == "cannot tell" else verdict), f"the same engine twice: {headline}"
+
+
+def _is_one_source(told: Mapping[str, Any]) -> bool:
+    """Whether what was measured on both sides is known, and equal."""
+    sources = [each.get("source_sha256") for each in told.get("provenance", {}).values()]
+    return len(sources) == 2 and sources[0] == sources[1] is not None

@@ -107,7 +107,7 @@ def _compare(steps: Steps, asked: Asked) -> None:
             why = "there is no earlier commit that builds" if _head_builds(steps.status) else "HEAD does not build"
             steps.spare(name, why, ("no data", f"no data: {why}, nothing could be compared"))
             continue
-        judged = functools.partial(said_of_comparison, night / f"{name}.json", is_one_commit=base == head)
+        judged = functools.partial(said_of_comparison, night / f"{name}.json")
         steps.run(name, command(base, head, night, asked), good=_JUDGED, judged=judged)
 
 

@@ -35,10 +35,15 @@ def publish_fleet(places: Places, runner: Runner) -> None:
         raise InstrumentError(
             f"merged, but asv publish ended with {ended.returncode}: {last_line(log)} (all of it: {log})"
         )
+    show_newest(places)
+
+
+def show_newest(places: Places) -> None:
+    """Put the newest night of each machine beside asv's pages, and before all of them the one that leads there."""
     newest = (newest_finished(places.results, machine) for machine in machines_in(places.results))
     nights = [night for night in newest if night is not None]
     for night in nights:
-        copy_pages(night.folder, places.site, night.machine)
+        _copy_pages(night.folder, places.site, night.machine)
     write_front_page(places.site, nights)
 
 
@@ -59,7 +64,7 @@ def _config(root: Path, kept: Path, html: Path) -> str:
     return json.dumps(told | places | {"branches": ["HEAD"]}, indent=1)
 
 
-def copy_pages(night: Path, site: Path, machine: str) -> None:
+def _copy_pages(night: Path, site: Path, machine: str) -> None:
     """Put the page and the summary of a machine's night beside asv's."""
     folder = site / "machines" / machine
     folder.mkdir(parents=True, exist_ok=True)
