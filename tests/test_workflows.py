@@ -48,6 +48,7 @@ NIGHT = (
     f'{PYTHON} nightly --results .benchmarks/nightly --machine "$SKU" --device cuda --max-hours "$MAX_HOURS" '
     '--summary "$GITHUB_STEP_SUMMARY"'
 )
+ON_GPU = ".venv/bin/python -m pytest -m gpu"
 PUSH = '.ci/push-results .benchmarks/nightly "Night of $SKU"'
 ISSUE = f'{PYTHON} github issue --results .benchmarks/nightly --machine "$SKU"'
 SITE = (
@@ -67,6 +68,7 @@ TESTED_BY = {
     COMMENT: "test_the_tables_become_a_comment",
     FETCH: "test_a_red_night_is_kept_pushed_and_told",
     NIGHT: "test_the_night_gets_what_the_workflow_says_and_its_verdict_is_the_exit_status",
+    ON_GPU: "test_what_needs_a_gpu_is_chosen",
     PUSH: "test_a_red_night_is_kept_pushed_and_told",
     ISSUE: "test_a_red_night_is_kept_pushed_and_told",
     SITE: "test_the_site_shows_every_machine",
@@ -169,6 +171,16 @@ def test_counts_are_a_gate_and_times_are_not():
 
 
 # Each command, run.
+
+
+@pytest.mark.slow
+def test_what_needs_a_gpu_is_chosen(runner):
+    """Without one each of them says that it was skipped; a selection of nothing would be red."""
+    for name in ("conftest.py", "pyproject.toml", "benchmarks", "nanoserve", "tests"):
+        (runner.folder / name).symlink_to(ROOT / name)
+    done = runner(ON_GPU)
+    assert done.returncode == 0, done.stdout
+    assert re.search(r"[1-9]\d* (skipped|passed)", done.stdout)
 
 
 @pytest.fixture
