@@ -26,7 +26,7 @@ TODAY = [
     "pytest --benchmark-only --model tiny --samples 2 --max-warmups 1 --benchmark-json=WORK/benchmarks.json",
     "python -m benchmarks report WORK/benchmarks.json --output WORK/report.html",
     "pytest -m slow and not alone and not simulated -n auto",
-    "pytest -m slow and alone -k slower_step or untouched_copy or another_package or nightly_whole",
+    "pytest -m slow and alone -k slower_step or untouched_copy",
 ]
 """What a merge must pass, in order."""
 
@@ -87,9 +87,10 @@ def test_named_stages_run_alone_in_one_environment(stages):
     assert (done.returncode, calls) == (0, [*TODAY[:2], *TODAY[5:8], TODAY[2]])
 
 
-def test_the_last_stage_runs_when_it_is_named(stages):
-    done, calls = stages("simulations")
-    assert (done.returncode, calls) == (0, [*TODAY[:2], "pytest -m slow and simulated -n auto"])
+def test_the_last_stages_run_when_they_are_named(stages):
+    done, calls = stages("simulations", "nights")
+    nights = "pytest -m slow and alone -k another_package or nightly_whole"
+    assert (done.returncode, calls) == (0, [*TODAY[:2], "pytest -m slow and simulated -n auto", nights])
 
 
 def test_workflows_need_no_environment(stages):
@@ -101,7 +102,7 @@ def test_the_stages_are_listed_and_nothing_is_run(stages):
     done, calls = stages("--list")
     assert calls == []
     assert done.stdout.split() == [
-        "tests", "points", "prove-red", "lint", "workflows", "measure", "faults", "timing", "simulations"
+        "tests", "points", "prove-red", "lint", "workflows", "measure", "faults", "timing", "nights", "simulations"
     ]  # fmt: skip
 
 
