@@ -69,8 +69,8 @@ class Script:
         words = [*words][2:]
         if words[:2] == ["benchmarks", "compare"]:
             return "counts" if COUNTING in words else "compare"
-        if words[:2] == ["asv", "run"]:
-            return f"asv {words[2][:12]}"
+        if words[:1] == ["asv"] and "run" in words:
+            return f"asv {words[4][:12]}"
         known = {"benchmarks": "report", "pytest": "measure"}
         return known.get(words[0], "publish" if "publish" in words else "machine")
 
@@ -100,7 +100,7 @@ class Script:
                     Path(words[words.index(option) + 1]).write_text(text)
             return EXIT_CODES[told["verdict"]]
         if name.startswith("asv "):
-            commit = words[4].removesuffix("^!")
+            commit = words[6].removesuffix("^!")
             path = self.places.store / "m" / f"{commit[:8]}-env.json"
             path.parent.mkdir(parents=True, exist_ok=True)
             path.write_text(asv_file(commit))
@@ -132,12 +132,14 @@ class Runner:
         )  # fmt: skip
         self.script.ran = []
         asked = Asked(**{"machine": "m", **asked})
-        return run_night(asked, claim_name(self.places.results, "m", CPU), self.places, tools, max_hours * HOUR_S)
+        return run_night(
+            asked, claim_name(self.places.results, "m", CPU, asked.measured), self.places, tools, max_hours * HOUR_S
+        )
 
 
 def write_night(results, machine, *, identity=CPU, began=START, verdict="same", finished=True, head="a" * 40, **told):
     """What a night of some machine has left, without running one."""
-    sku = claim_name(results, machine, identity)
+    sku = claim_name(results, machine, identity, {})
     folder = nights_folder(results, machine) / name_of_night(began, head)
     folder.mkdir(parents=True)
     ended = began + datetime.timedelta(hours=1)

@@ -107,20 +107,22 @@ def test_the_pages_of_a_fleet_are_asvs_of_all_machines_and_each_ones_newest(thre
     (root / "asv.conf.json").write_text('{\n // a comment\n "project": "nanoserve", "results_dir": "elsewhere"}')
     places = Places(root=root, results=tmp_path / "whole", site=tmp_path / "site")
     merge(places.results, three)
-    publish_fleet(places, runner)
-    told = json.loads((root / ".asv" / "nightly-publish.json").read_text())
+    fleet = members(places.results, START, 24.0)
+    (root / ".asv").mkdir()
+    publish_fleet(places, runner, fleet)
+    told = json.loads(places.config.read_text())
     assert told["results_dir"] == str(places.results / "asv")
     assert told["html_dir"] == str(places.site / "asv")
-    assert (told["project"], told["repo"]) == ("nanoserve", str(root))
+    assert told["project"] == "nanoserve"
     assert sorted(each.name for each in (tmp_path / "site" / "machines").iterdir()) == ["cpu-a", "cpu-b", "gpu"]
     with pytest.raises(InstrumentError, match="asv publish ended with 1: so it went"):
-        publish_fleet(places, Publishing(1))
+        publish_fleet(places, Publishing(1), fleet)
 
 
 def test_one_name_for_two_machines_is_refused_with_both_and_nothing_is_written(three, tmp_path):
     write_night(tmp_path / "liar", "gpu", identity=CPU)
     for order in itertools.permutations([*three, tmp_path / "liar"]):
-        with pytest.raises(InstrumentError, match="two machines under one name") as refused:
+        with pytest.raises(InstrumentError, match="of two machines, or two ways to measure") as refused:
             merge(tmp_path / "whole", order)
         assert str(tmp_path / "gpu") in str(refused.value)
         assert str(tmp_path / "liar") in str(refused.value)
@@ -174,7 +176,7 @@ def test_the_table_has_a_row_a_machine_by_kind_and_the_silent_are_no_data(tmp_pa
     write_night(tmp_path, "a", began=START - 3 * DAY)
     fleet = members(tmp_path, START + DAY / 24 * 5, 36)
     assert fleet_table(fleet).splitlines()[2:] == [
-        "| EPYC, 2 CPUs | a | no data | aaaaaaaaaaaa | 3 d | no data: silent since; then it was same: of a |",
+        "| EPYC, 2 CPUs | a | no data | aaaaaaaaaaaa | 3 d | no data: silent since; it said same: of a |",
         "|  | z | better | aaaaaaaaaaaa | 4 h | better: of z |",
         "| H200 | b | worse | aaaaaaaaaaaa | 4 h | worse: of b |",
     ]

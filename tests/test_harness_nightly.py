@@ -20,7 +20,7 @@ from benchmarks.harness.errors import ArchiveError, InstrumentError
 from benchmarks.harness.fixtures import pytest_itemcollected
 from benchmarks.harness.gate.revisions import first_parents
 from benchmarks.harness.gate.rules import EXIT_CODES
-from benchmarks.harness.nightly import asv_store, cli, runner
+from benchmarks.harness.nightly import cli, runner
 from benchmarks.harness.nightly import night as night_module
 from benchmarks.harness.nightly.folder import newest_finished, newest_night, nights_of
 from benchmarks.harness.nightly.judging import said_of_comparison
@@ -413,7 +413,7 @@ def test_a_killed_night_goes_on_where_it_was_and_does_nothing_twice(at, place):
     assert machine.script.ran[0] == killed
 
 
-@pytest.mark.parametrize(("hours", "asked"), [(25, {}), (1, {"model": "tiny"})])
+@pytest.mark.parametrize(("hours", "asked"), [(25, {}), (1, {"launches": 5})])
 def test_a_killed_night_that_is_old_or_was_another_one_is_not_gone_on_with(at, hours, asked):
     machine = at("c2")
     machine.script.ends = {"compare": KeyboardInterrupt()}
@@ -437,30 +437,15 @@ def test_a_cut_off_file_of_asv_is_removed_and_that_is_said(at):
     assert f"removed {cut.name} of m" in night.summary
     assert json.loads(cut.read_text())["commit_hash"] == machine.c["c2"]
     assert len(other.read_text()) == 40, "another machine's is not ours to touch"
-    assert not (machine.places.results / "asv" / "other").exists()
 
 
-def test_a_fresh_checkout_gets_asvs_history_back_and_keeps_what_it_has(tmp_path):
-    kept, store = tmp_path / "kept", tmp_path / "store"
-    for place in ("m/a.json", "m/b.json", "provenance/m/a.jsonl", "other/a.json"):
-        (kept / place).parent.mkdir(parents=True, exist_ok=True)
-        (kept / place).write_text("kept")
-    (store / "m").mkdir(parents=True)
-    (store / "m" / "a.json").write_text("newer")
-    asv_store.bring_in(kept, store, "m")
-    found = {path.relative_to(store).as_posix(): path.read_text() for path in store.rglob("*.json*")}
-    assert found == {"m/a.json": "newer", "m/b.json": "kept", "provenance/m/a.jsonl": "kept"}
-
-
-def test_what_asv_was_killed_over_is_not_kept(tmp_path):
-    kept, store = tmp_path / "kept", tmp_path / "store"
-    (store / "m").mkdir(parents=True)
-    whole = asv_file("a" * 40)
-    (store / "m" / "aaaaaaaa-env.json").write_text(whole)
-    (store / "m" / "bbbbbbbb-env.json").write_text(whole[:50])
-    (store / "benchmarks.json").write_text('{"version": 2')
-    asv_store.take_out(store, kept, "m")
-    assert [path.name for path in kept.rglob("*.json")] == ["aaaaaaaa-env.json"]
+def test_numbers_of_other_options_never_share_a_history(at):
+    """A trial on the smallest model would stand in the place of the real one."""
+    machine = at("c2")
+    machine.night(model="tiny")
+    with pytest.raises(InstrumentError, match=r"(?s)measures with other options: --model was tiny, is not given.*--machine m-2"):
+        machine.night()
+    assert machine.night(model="tiny", launches=5).verdict == "same"
 
 
 # Nights that are missing.
@@ -499,18 +484,18 @@ def test_who_is_silent(hours, stale, text):
 
 
 def test_another_machine_under_the_same_name_is_refused_with_a_free_name(tmp_path):
-    claim_name(tmp_path, "m", CPU)
-    assert claim_name(tmp_path, "m", CPU) == "EPYC, 2 CPUs"
-    claim_name(tmp_path, "m-2", CPU)
+    claim_name(tmp_path, "m", CPU, {})
+    assert claim_name(tmp_path, "m", CPU, {}) == "EPYC, 2 CPUs"
+    claim_name(tmp_path, "m-2", CPU, {})
     with pytest.raises(InstrumentError, match=r"(?s)gpu was None, is H200.*--machine m-3"):
-        claim_name(tmp_path, "m", GPU)
+        claim_name(tmp_path, "m", GPU, {})
     assert json.loads((tmp_path / "nights/m/machine.json").read_text())["identity"] == CPU
 
 
 @pytest.mark.parametrize("name", ["", "..", "a/b", "../x", ".hidden"])
 def test_a_name_that_is_no_folder_is_refused(tmp_path, name):
     with pytest.raises(InstrumentError, match="no name of a machine"):
-        claim_name(tmp_path, name, CPU)
+        claim_name(tmp_path, name, CPU, {})
 
 
 def test_two_nights_share_neither_a_folder_nor_a_machine(tmp_path):
@@ -662,7 +647,7 @@ def test_check_is_red_for_a_machine_that_is_silent_and_says_what_to_do_there(tmp
     write_night(tmp_path, "b", began=now() - datetime.timedelta(hours=1), finished=False)
     done = invoke("--check", "--results", tmp_path)
     assert done.exit_code == 4
-    assert "no data: silent since; then it was same: of b" in done.output
+    assert "no data: silent since; it said same: of b" in done.output
     command = f"python -m benchmarks nightly --results {tmp_path} --machine b"
     assert f"b: the last night finished 59 h ago; on that machine: {command}" in done.output
     assert invoke("--check", "--results", tmp_path, "--max-age-hours", 70).exit_code == 0

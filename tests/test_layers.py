@@ -287,9 +287,9 @@ INSTRUMENT = {
     "harness.nightly.judging": (
         "harness.errors harness.gate.rules harness.nightly.folder harness.nightly.runner harness.nightly.status"
     ),
-    "harness.nightly.asv_store": "harness.errors harness.files harness.gate.asv_files harness.unreadable",
+    "harness.nightly.asv_store": "harness.errors harness.gate.asv_files harness.unreadable",
     "harness.nightly.site": (
-        "harness.errors harness.files harness.nightly.folder harness.nightly.front_page harness.nightly.plan "
+        "harness.errors harness.files harness.nightly.fleet harness.nightly.front_page harness.nightly.plan "
         "harness.nightly.runner | asv"
     ),
     "harness.nightly.steps": "harness.nightly.history harness.nightly.runner harness.nightly.status datetime",
@@ -299,12 +299,12 @@ INSTRUMENT = {
         "harness.asv_process harness.files harness.gate.revisions harness.gate.rules harness.nightly.* datetime"
     ),
     "harness.nightly.fleet": "harness.gate.rules harness.markdown harness.nightly.* datetime",
-    "harness.nightly.merging": "harness.errors harness.files harness.identity harness.nightly.*",
+    "harness.nightly.merging": "harness.errors harness.files harness.gate.rules harness.identity harness.nightly.*",
     "harness.nightly.cli": (
-        "harness.errors harness.nightly.missed typer datetime | harness.asv_process harness.gate.* harness.identity "
-        "harness.nightly.* time"
+        "harness.errors harness.markdown harness.nightly.missed typer datetime | harness.asv_process harness.gate.* "
+        "harness.identity harness.nightly.* harness.sources.nanoserve time"
     ),
-    "harness.nightly.front_page": "harness.files harness.nightly.folder",
+    "harness.nightly.front_page": "harness.files harness.nightly.fleet",
     # What GitHub is told of it.
     "harness.github": "",
     "harness.github.client": "harness.errors | httpx2",

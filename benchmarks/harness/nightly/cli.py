@@ -14,9 +14,11 @@ from typing import TYPE_CHECKING, Annotated, NoReturn
 import typer
 
 from benchmarks.harness.errors import BuildError, InstrumentError
+from benchmarks.harness.markdown import plain
 from benchmarks.harness.nightly.missed import MAX_AGE_HOURS
 
 if TYPE_CHECKING:
+    from benchmarks.harness.nightly.fleet import Member
     from benchmarks.harness.nightly.folder import Night
     from benchmarks.harness.nightly.plan import Asked, Places
 
@@ -44,7 +46,7 @@ def nightly(
     summary: Annotated[Path | None, typer.Option(metavar="FILE", help="append the summary there as well")] = None,
     site: Annotated[
         Path | None,
-        typer.Option(metavar="DIR", help="pages to publish (default: site, beside DIR; with --merge: none)"),
+        typer.Option(metavar="DIR", help="pages to publish (default: DIR-site; with --merge: none)"),
     ] = None,
     check: Annotated[bool, typer.Option("--check", help="measure nothing: is any machine silent?")] = False,
     max_age_hours: Annotated[float, typer.Option(help="with --check and --merge: older is silent")] = MAX_AGE_HOURS,
@@ -74,10 +76,12 @@ def nightly(
       python -m benchmarks nightly --accept HEAD     # slower, and meant to be
     """
     try:
-        if sum((check, merge, bool(accept))) > 1 or bool(folders) != merge:
-            raise InstrumentError(
-                "choose one of --check, --accept COMMIT and --merge DIR..., and no DIR without --merge"
-            )
+        if sum((check, merge, bool(accept))) > 1:
+            raise InstrumentError("choose one of --check, --accept COMMIT and --merge DIR...")
+        if bool(folders) != merge:
+            raise InstrumentError("--merge takes the folders to merge, and nothing else does: --merge DIR...")
+        if not max_age_hours > 0:
+            raise InstrumentError(f"--max-age-hours is a number above 0, not {max_age_hours}")
         results = results.absolute()
         if merge:
             _merge(results, folders or [], max_age_hours, summary, site)
@@ -92,7 +96,9 @@ def nightly(
             pytest_args=pytest_args,
         )  # fmt: skip
         night = _run(
-            asked, Places(root=ROOT, results=results, site=(site or results.parent / "site").absolute()), max_hours
+            asked,
+            Places(root=ROOT, results=results, site=(site or results.with_name(f"{results.name}-site")).absolute()),
+            max_hours,
         )
     except (InstrumentError, OSError) as error:
         typer.echo(f"error: {error}", err=True)
@@ -104,8 +110,9 @@ def nightly(
 
 
 def _end(told: str, code: int, summary: Path | None) -> NoReturn:
-    """Print it, append it, exit with it."""
-    typer.echo(told, nl=not told.endswith("\n"))
+    """Print it as people read it, append it as Markdown, exit with it."""
+    shown = plain(told)
+    typer.echo(shown, nl=not shown.endswith("\n"))
     if summary is not None:
         with summary.open("a", encoding="utf-8") as file:
             file.write(told if told.endswith("\n") else f"{told}\n")
@@ -138,7 +145,7 @@ def _run(asked: "Asked", places: "Places", max_hours: float) -> "Night":
 
     _check_options(asked, max_hours)
     with alone(places.results), _ended_gently(), progress_on_stderr() as progress:
-        sku = claim_name(places.results, asked.machine, identity())
+        sku = claim_name(places.results, asked.machine, identity(), asked.measured)
         follows = (progress.now, 1.0) if sys.stderr.isatty() else (progress.step, HEARTBEAT_S)
         runner = ProcessRunner(places.root, *follows)
         tools = Tools(runner=runner, why_not_built=_why_not_built, now=_now, clock=time.monotonic, say=progress.step)
@@ -149,9 +156,11 @@ def _check_options(asked: "Asked", max_hours: float) -> None:
     """Raise InstrumentError for what would only be found after hours."""
     from benchmarks.harness.gate.comparison import Sampling
     from benchmarks.harness.gate.rules import Rules
+    from benchmarks.harness.sources.nanoserve import choose_device
 
     if not max_hours > 0:
         raise InstrumentError(f"--max-hours is a number above 0, not {max_hours}")
+    choose_device(asked.device)
     Rules(max_launches=asked.launches)
     Sampling(budget_s=asked.budget_s)
     _ = asked.pytest_options
@@ -206,20 +215,20 @@ def _merge(
 
     with held(results):
         merge(results, sources)
+        fleet = members(results, _now(), max_age_hours)
         if site is not None:
-            _publish(results, site)
-    fleet = members(results, _now(), max_age_hours)
+            _publish(results, site, fleet)
     _end(fleet_table(fleet), exit_code_of(fleet), summary)
 
 
-def _publish(results: Path, site: Path) -> None:
+def _publish(results: Path, site: Path, fleet: "list[Member]") -> None:
     from benchmarks.harness.nightly.plan import Places
     from benchmarks.harness.nightly.runner import ProcessRunner
     from benchmarks.harness.nightly.site import publish_fleet
 
     with _ended_gently():
         runner = ProcessRunner(ROOT, lambda text: None)
-        publish_fleet(Places(root=ROOT, results=results, site=site.absolute()), runner)
+        publish_fleet(Places(root=ROOT, results=results, site=site.absolute()), runner, fleet)
 
 
 def _accept(results: Path, machine: str, commit: str) -> NoReturn:

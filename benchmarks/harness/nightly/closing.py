@@ -8,7 +8,9 @@ import datetime
 from collections.abc import Iterator
 
 from benchmarks.harness.files import write_whole
+from benchmarks.harness.nightly.fleet import members
 from benchmarks.harness.nightly.folder import SUMMARY, Night, read_night
+from benchmarks.harness.nightly.missed import MAX_AGE_HOURS
 from benchmarks.harness.nightly.plan import Places
 from benchmarks.harness.nightly.site import show_newest
 from benchmarks.harness.nightly.state import State, load_state, save_state
@@ -26,7 +28,7 @@ def close_night(status: Status, places: Places, now: datetime.datetime) -> Night
     machine = status.told["machine"]
     save_state(places.results, machine, next_state(load_state(places.results, machine), status, said, now))
     status.finish(said, now)
-    show_newest(places)
+    show_newest(places, members(places.results, now, MAX_AGE_HOURS))
     return read_night(status.folder)
 
 

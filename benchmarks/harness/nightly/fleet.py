@@ -31,6 +31,18 @@ class Member:
     def verdict(self) -> Verdict:
         return "no data" if self.night is None or self.is_stale else self.night.verdict
 
+    @property
+    def told(self) -> tuple[str, str, str]:
+        """Its commit, how long ago that was, and what came out."""
+        if self.night is None:
+            return "", self.age, "no data: no night has come to its end"
+        headline = self.night.headline
+        return (
+            self.night.head[:12],
+            self.age,
+            f"no data: silent since; it said {headline}" if self.is_stale else headline,
+        )
+
 
 def members(results: Path, now: datetime.datetime, max_age_hours: float, machine: str | None = None) -> list[Member]:
     """Every machine of the folder, or the one asked for, though it be missing. Raises ArchiveError for a broken one."""
@@ -55,19 +67,11 @@ def fleet_table(fleet: Sequence[Member]) -> str:
     """One table, in Markdown, the machines of one kind together."""
     ordered = sorted(fleet, key=lambda each: (each.sku, each.machine))
     rows = [
-        (sku if not place else "", each.machine, each.verdict, *_of_night(each))
+        (sku if not place else "", each.machine, each.verdict, *each.told)
         for sku, alike in groupby(ordered, key=lambda each: each.sku)
         for place, each in enumerate(alike)
     ]
     return table(("kind", "machine", "verdict", "head", "age", "headline"), rows)
-
-
-def _of_night(member: Member) -> tuple[str, str, str]:
-    if member.night is None:
-        return "", member.age, "no data: no night has come to its end"
-    told = member.night.headline
-    headline = f"no data: silent since; then it was {told}" if member.is_stale else told
-    return member.night.head[:12], member.age, headline
 
 
 def remedy(results: Path, silent: Sequence[Member]) -> str:

@@ -4,10 +4,11 @@ Knows links and colours. Refuses to know what is on the pages.
 """
 
 import html
+from collections.abc import Sequence
 from pathlib import Path
 
 from benchmarks.harness.files import write_whole
-from benchmarks.harness.nightly.folder import Night
+from benchmarks.harness.nightly.fleet import Member
 
 _PAGE = """<!doctype html>
 <html lang="en"><meta charset="utf-8"><meta name="viewport" content="width=device-width">
@@ -31,19 +32,24 @@ b.worse, b.no-data {{ background: #cf222e }}
 """
 
 
-def write_front_page(site: Path, nights: list[Night]) -> None:
-    """The first page of `site`, with a row for each night, those of one kind of machine together."""
-    ordered = sorted(nights, key=lambda night: (night.sku, night.machine))
-    write_whole(site / "index.html", _PAGE.format(machines="\n".join(_row(site, night) for night in ordered)))
+def write_front_page(site: Path, fleet: Sequence[Member]) -> None:
+    """The first page of `site`, with a row for each machine, those of one kind together."""
+    ordered = sorted(fleet, key=lambda each: (each.sku, each.machine))
+    write_whole(site / "index.html", _PAGE.format(machines="\n".join(_row(site, each) for each in ordered)))
 
 
-def _row(site: Path, night: Night) -> str:
-    folder, verdict = f"machines/{night.machine}", night.verdict.replace(" ", "-")
+def _row(site: Path, member: Member) -> str:
+    folder, verdict = f"machines/{member.machine}", member.verdict
     there = [name for name in ("report.html", "summary.md") if (site / folder / name).is_file()]
     links = ", ".join(f'<a href="{folder}/{name}">{name.partition(".")[0]}</a>' for name in there)
-    cells = (night.sku, night.machine, night.head[:12], (night.finished or "")[:16].replace("T", " "), night.headline)
-    kind, machine, commit, finished, headline = map(html.escape, cells)
+    kind, machine, commit, finished, headline = map(html.escape, (member.sku, member.machine, *_of_night(member)))
     return (
-        f'<tr><td>{kind}<td>{machine}<td><b class="{verdict}">{night.verdict}</b><td>{commit}<td>{finished} UTC'
-        f"<td>{headline} ({links})"
+        f'<tr><td>{kind}<td>{machine}<td><b class="{verdict.replace(" ", "-")}">{verdict}</b><td>{commit}'
+        f"<td>{finished}<td>{headline} {f'({links})' * bool(links)}"
     )
+
+
+def _of_night(member: Member) -> tuple[str, str, str]:
+    commit, _, headline = member.told
+    finished = (member.night.finished or "") if member.night else ""
+    return commit, f"{finished[:16].replace('T', ' ')} UTC" if finished else "never", headline

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.harness.errors import ArchiveError
-from benchmarks.harness.gate.rules import EXIT_CODES
+from benchmarks.harness.gate.rules import EXIT_CODES, Verdict
 from benchmarks.harness.nightly.folder import read_json
 from benchmarks.harness.nightly.runner import Ended
 from benchmarks.harness.nightly.status import Said
@@ -29,11 +29,15 @@ def said_of_comparison(path: Path, ended: Ended) -> Said:
         return "no data", f"no data: {path.name} says {verdict!r}, its exit status {ended.returncode}"
     if not any(row["gate"] and row["verdict"] not in ("new", "skipped") for row in rows):
         return "no data", "no data: no quantity was compared that gates"
-    if not _is_one_source(told):
-        return verdict, headline
+    return _said_of_one_engine(verdict, headline) if _is_one_source(told) else (verdict, headline)
+
+
+def _said_of_one_engine(verdict: Verdict, headline: str) -> Said:
     if verdict in ("worse", "better"):
         return "contaminated", f"contaminated: the same engine twice, on this machine, is {headline}"
-    return ("same" if verdict == "cannot tell" else verdict), f"the same engine twice: {headline}"
+    if verdict == "cannot tell":
+        return "same", "same: the same engine twice, and nothing surely changed"
+    return verdict, f"the same engine twice: {headline}"
 
 
 def _is_one_source(told: Mapping[str, Any]) -> bool:

@@ -4,6 +4,8 @@ Knows lock files, which the system gives back when their process dies. Refuses t
 """
 
 import contextlib
+import hashlib
+import os
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -15,9 +17,9 @@ MACHINE = Path(tempfile.gettempdir()) / "nanoserve-nightly.lock"
 
 @contextlib.contextmanager
 def held(results: Path) -> Iterator[None]:
-    """The results folder; its lock lies beside it, not among what is committed. Raises InstrumentError."""
-    results.parent.mkdir(parents=True, exist_ok=True)
-    with _locked(results.parent / f".{results.name}.lock", f"writes into {results}"):
+    """The results folder; its lock lies among temporary files, and leaves nothing behind. Raises InstrumentError."""
+    name = hashlib.sha256(os.fsencode(results.resolve())).hexdigest()[:16]
+    with _locked(Path(tempfile.gettempdir()) / f"nanoserve-nightly-{name}.lock", f"writes into {results}"):
         yield
 
 

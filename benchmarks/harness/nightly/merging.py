@@ -14,10 +14,11 @@ from typing import Any
 
 from benchmarks.harness.errors import ArchiveError, InstrumentError
 from benchmarks.harness.files import write_whole
+from benchmarks.harness.gate.rules import GRAVITY
 from benchmarks.harness.identity import differences
 from benchmarks.harness.nightly.asv_store import SUITE
-from benchmarks.harness.nightly.folder import STATUS, machines_in, nights_folder, nights_of, read_json
-from benchmarks.harness.nightly.state import IDENTITY, STATE, read_identity
+from benchmarks.harness.nightly.folder import STATUS, as_json, machines_in, nights_folder, nights_of, read_json
+from benchmarks.harness.nightly.state import IDENTITY, STATE, read_identity, read_options
 
 
 def merge(results: Path, sources: Sequence[Path]) -> None:
@@ -50,13 +51,13 @@ def _refuse_one_name_for_two(places: Sequence[Path]) -> None:
             path = nights_folder(place, machine) / IDENTITY
             if not path.exists():
                 continue
-            now = read_identity(path)
+            now = read_identity(path) | read_options(path)
             before, then = seen.setdefault(machine, (path, now))
             found = differences(then, now)
             if found:
                 raise InstrumentError(
-                    f"{before} and {path} are of two machines under one name: {'; '.join(found)}. Nothing was merged: "
-                    f"give one of them another name, and move its folders"
+                    f"{before} and {path} are of two machines, or two ways to measure, under one name: "
+                    f"{'; '.join(found)}. Nothing was merged: give one of them another name, and move its folders"
                 )
 
 
@@ -144,9 +145,13 @@ def _copy(folder: Path, machine: str) -> _Copy:
         raise ArchiveError(
             f"{folder / STATUS} is of machine {told.get('machine')!r}, and lies among those of {machine!r}"
         )
-    return _Copy(
-        folder, machine, (bool(told.get("finished")), len(ended), len(files), (folder / STATUS).read_text("utf-8"))
-    )
+    worth = (bool(told.get("finished")), len(ended), _gravity(told.get("verdict")), len(files), as_json(told))
+    return _Copy(folder, machine, worth)
+
+
+def _gravity(verdict: object) -> int:
+    """Of two copies that came equally far the graver one holds: no red gets lost by merging."""
+    return -GRAVITY.index(verdict) if verdict in GRAVITY else -len(GRAVITY)
 
 
 def _copy_night(night: _Copy, results: Path) -> None:

@@ -32,7 +32,7 @@ def run_night(asked: Asked, sku: str, places: Places, tools: Tools, max_s: float
     """Run it, or go on with the one that was killed. Raises InstrumentError for what is wrong from the start."""
     status = _unfinished(asked, places, tools) or _begun(asked, sku, places, tools)
     steps = Steps(status, tools, max_s)
-    asv_store.bring_in(places.results / "asv", places.store, asked.machine)
+    prepare(places)
     _compare(steps, asked)
     _measure(steps, asked, places)
     _fill_history(steps, asked, places, tools)
@@ -141,16 +141,15 @@ def _run_asv(steps: Steps, commit: str, asked: Asked, places: Places) -> None:
     if steps.status.has_done(name):
         return
     is_owed = commit in steps.status.told["again"] or name in steps.status.steps
-    if not is_owed and asv_store.has_measured(places.results / "asv", asked.machine, commit):
+    if not is_owed and asv_store.has_measured(places.store, asked.machine, commit):
         steps.spare(name, "asv has measured it before")
         return
     if not knows_machine(asked.machine):
         steps.run("asv machine", plan.name_machine_command(asked.machine))
-    for said in asv_store.remove_unreadable(places.store, asked.machine, commit):
+    for said in asv_store.remove_unreadable(places.store, asked.machine):
         steps.status.note("notes", said)
-    command, environment = plan.history_command(commit, asked.machine), plan.history_environment(asked)
+    command, environment = plan.history_command(places.config, commit, asked.machine), plan.history_environment(asked)
     steps.run(name, command, environment=environment)
-    asv_store.take_out(places.store, places.results / "asv", asked.machine)
 
 
 def history_step(commit: str) -> str:

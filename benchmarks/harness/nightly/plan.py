@@ -37,6 +37,12 @@ class Asked:
     pytest_args: str = ""
 
     @property
+    def measured(self) -> Mapping[str, str]:
+        """What makes the numbers of two nights another thing: these never share a history."""
+        told = {"--model": self.model, "--device": self.device, "-k": self.k, "--pytest-args": self.pytest_args}
+        return {name: value or "not given" for name, value in told.items()}
+
+    @property
     def pytest_options(self) -> tuple[str, ...]:
         """Raises InstrumentError where --pytest-args cannot be taken apart."""
         try:
@@ -50,7 +56,7 @@ class Asked:
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Places:
-    """The checkout, the results folder, where pages go, and asv's own store in the checkout."""
+    """The checkout, the results folder, and where pages go. asv keeps what it measures at night in `store` alone."""
 
     root: Path
     results: Path
@@ -58,7 +64,12 @@ class Places:
 
     @property
     def store(self) -> Path:
-        return self.root / ".asv" / "results"
+        return self.results / "asv"
+
+    @property
+    def config(self) -> Path:
+        """asv's configuration for nights; it lies in the root, which all that it names is found from."""
+        return self.root / ".asv-nightly.json"
 
 
 def _python(*words: object) -> list[str]:
@@ -89,9 +100,9 @@ def name_machine_command(machine: str) -> list[str]:
     return _python("asv", "machine", "--machine", machine, "--yes")
 
 
-def history_command(commit: str, machine: str) -> list[str]:
+def history_command(config: Path, commit: str, machine: str) -> list[str]:
     """One commit into asv's history; without samples it could not be judged later."""
-    return _python("asv", "run", f"{commit}^!", "--record-samples", "--machine", machine)
+    return _python("asv", "--config", config, "run", f"{commit}^!", "--record-samples", "--machine", machine)
 
 
 def history_environment(asked: Asked) -> Mapping[str, str]:

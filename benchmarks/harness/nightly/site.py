@@ -5,11 +5,12 @@ Knows asv's configuration and where pages go. Refuses to know what is on them. N
 
 import json
 import shutil
+from collections.abc import Sequence
 from pathlib import Path
 
 from benchmarks.harness.errors import ArchiveError, InstrumentError
 from benchmarks.harness.files import write_whole
-from benchmarks.harness.nightly.folder import machines_in, newest_finished
+from benchmarks.harness.nightly.fleet import Member
 from benchmarks.harness.nightly.front_page import write_front_page
 from benchmarks.harness.nightly.plan import Places, publish_command
 from benchmarks.harness.nightly.runner import Command, Runner, last_line
@@ -18,33 +19,32 @@ PUBLISH_LIMIT_S = 1800.0
 
 
 def prepare(places: Places) -> Path:
-    """Write the configuration that asv publishes with, and return it."""
-    config = places.store.parent / "nightly-publish.json"
-    write_whole(config, _config(places.root, places.results / "asv", places.site / "asv"))
+    """Write the configuration that asv measures and publishes with at night, and return it."""
+    write_whole(places.config, _config(places.root, places.store, places.site / "asv"))
     places.site.mkdir(parents=True, exist_ok=True)
-    return config
+    return places.config
 
 
-def publish_fleet(places: Places, runner: Runner) -> None:
+def publish_fleet(places: Places, runner: Runner, fleet: Sequence[Member]) -> None:
     """Make the pages of every machine in the folder. Raises InstrumentError where asv cannot."""
     config = prepare(places)
-    log = config.with_suffix(".txt")
+    log = places.root / ".asv" / "nightly-publish.txt"
     words = publish_command(config)
     ended = runner.run(Command(words=words, log=log, limit_s=PUBLISH_LIMIT_S), lambda pid, created: None)
     if ended.returncode != 0:
         raise InstrumentError(
             f"merged, but asv publish ended with {ended.returncode}: {last_line(log)} (all of it: {log})"
         )
-    show_newest(places)
+    show_newest(places, fleet)
 
 
-def show_newest(places: Places) -> None:
+def show_newest(places: Places, fleet: Sequence[Member]) -> None:
     """Put the newest night of each machine beside asv's pages, and before all of them the one that leads there."""
-    newest = (newest_finished(places.results, machine) for machine in machines_in(places.results))
-    nights = [night for night in newest if night is not None]
-    for night in nights:
-        _copy_pages(night.folder, places.site, night.machine)
-    write_front_page(places.site, nights)
+    shutil.rmtree(places.site / "machines", ignore_errors=True)
+    for member in fleet:
+        if member.night is not None:
+            _copy_pages(member.night.folder, places.site, member.machine)
+    write_front_page(places.site, fleet)
 
 
 def _config(root: Path, kept: Path, html: Path) -> str:
@@ -58,9 +58,7 @@ def _config(root: Path, kept: Path, html: Path) -> str:
         told = load_json(str(root / "asv.conf.json"), js_comments=True)
     except (OSError, ValueError, UserError) as error:
         raise ArchiveError(f"{root / 'asv.conf.json'} cannot be read: {error}") from error
-    folders = {"repo": root, "benchmark_dir": root / told.get("benchmark_dir", "benchmarks")}
-    folders |= {"results_dir": kept, "html_dir": html, "env_dir": root / told.get("env_dir", "env")}
-    places = {name: str(path.absolute()) for name, path in folders.items()}
+    places = {"results_dir": str(kept.absolute()), "html_dir": str(html.absolute())}
     return json.dumps(told | places | {"branches": ["HEAD"]}, indent=1)
 
 

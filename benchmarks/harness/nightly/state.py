@@ -67,23 +67,32 @@ def sku_of(identity: Mapping[str, Any]) -> str:
     return str(gpu) if gpu else f"{cpu or 'unknown processor'}, {identity.get('num_cpus')} CPUs"
 
 
-def claim_name(results: Path, machine: str, identity: Mapping[str, Any]) -> str:
+def claim_name(results: Path, machine: str, identity: Mapping[str, Any], options: Mapping[str, str]) -> str:
     """Hold this machine against the one that owns the name in the folder, and return its SKU; the first one owns it.
 
-    Raises InstrumentError, which says what to type, when they differ.
+    `options` are what is measured there: a model, a selection. Raises InstrumentError, which says what to type, when
+    machine or options differ.
     """
     path, sku = nights_folder(results, machine) / IDENTITY, sku_of(identity)
     if not path.exists():
-        write_whole(path, as_json({"machine": machine, "sku": sku, "identity": dict(identity)}))
+        told = {"machine": machine, "sku": sku, "identity": dict(identity), "options": dict(options)}
+        write_whole(path, as_json(told))
         return sku
-    found = differences(read_identity(path), identity)
+    found = [("is of another machine", each) for each in differences(read_identity(path), identity)]
+    found += [("measures with other options", each) for each in differences(read_options(path), options)]
     if found:
         raise InstrumentError(
-            f"{path.parent} is of another machine: {'; '.join(found)}. Two machines never share a history, so nothing "
-            f"was measured. Give this one a name of its own:\n"
-            f"    python -m benchmarks nightly --results {results} --machine {_free_name(results, machine)}"
+            f"{path.parent} {found[0][0]}: {'; '.join(each for _, each in found)}. These never share a history, so "
+            f"nothing was measured. Give this one a name of its own:\n"
+            f"    python -m benchmarks nightly --results {results} --machine {_free_name(results, machine)}\n"
+            f"or a folder of its own: --results {results}-2"
         )
     return str(read_json(path)["sku"])
+
+
+def read_options(path: Path) -> dict[str, Any]:
+    """What is measured under the name."""
+    return dict(read_json(path).get("options", {}))
 
 
 def read_identity(path: Path) -> dict[str, Any]:

@@ -6,8 +6,9 @@ Knows how a night reads. Refuses to judge it.
 import datetime
 import re
 import shlex
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
+from typing import Any
 
 from benchmarks.harness.markdown import escaped, table
 from benchmarks.harness.nightly.status import Said, Status, Step
@@ -46,6 +47,7 @@ def _facts(status: Status, now: datetime.datetime) -> Iterator[tuple[str, str]]:
     yield "head", f"{told['head'][:12]} {told['subject']}"
     yield "base", "none" if told["base"] is None else f"{told['base'][:12]}{_relation(status)}"
     yield "began", f"{began:%Y-%m-%d %H:%M} UTC, {(now - began).total_seconds() / 60:.0f} min"
+    yield "page, logs", str(status.folder)
     if told["missed"]:
         yield "no data", f"no night on {', '.join(told['missed'])}; the last one ended {told['last_night']}"
 
@@ -68,21 +70,27 @@ def _suspects(status: Status, said: Said) -> str:
 
 
 def _what_to_do(status: Status, said: Said, results: Path) -> str:
-    if said[0] in ("same", "better"):
-        return ""
     told, parts = status.told, list[str]()
-    if told["base"] not in (None, told["head"]):
-        parts += [
-            "To look closer:",
-            "",
-            f"    python -m benchmarks compare {told['base'][:12]} {told['head'][:12]}",
-            "",
-        ]
+    if said[0] in ("worse", "cannot tell") and told["base"] is not None:
+        parts += ["To look closer:", "", f"    {shlex.join(_compare_again(told))}", ""]
+    if said[0] == "contaminated":
+        parts += ["What keeps this machine from measuring well:", "", "    python -m benchmarks doctor", ""]
+    if said[0] == "no data":
+        parts += [f"What each step has printed lies in `{status.folder / 'logs'}`."]
     if said[0] == "worse":
         command = ["python", "-m", "benchmarks", "nightly", "--results", str(results), "--machine", told["machine"]]
         parts += ["If it is meant to be so, declare it the new baseline of this machine:", ""]
         parts += [f"    {shlex.join([*command, '--accept', told['head'][:12]])}"]
     return "\n".join(parts).rstrip()
+
+
+def _compare_again(told: Mapping[str, Any]) -> list[str]:
+    """What the night has run, with its options."""
+    asked = told["asked"]
+    given = {"--model": asked["model"], "-k": asked["k"], "--pytest-args": asked["pytest_args"]}
+    given |= {"--device": asked["device"] if asked["device"] != "auto" else ""}
+    options = [word for name, value in given.items() if value for word in (name, value)]
+    return ["python", "-m", "benchmarks", "compare", told["base"][:12], told["head"][:12], *options]
 
 
 def _cells(name: str, step: Step) -> tuple[str, ...]:
