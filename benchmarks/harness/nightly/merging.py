@@ -6,6 +6,7 @@ folders that claim one name for different machines, before anything is written.
 """
 
 import dataclasses
+import hashlib
 import json
 import shutil
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -144,9 +145,9 @@ def _copy(folder: Path, machine: str) -> _Copy:
         raise ArchiveError(
             f"{folder / STATUS} is of machine {told.get('machine')!r}, and lies among those of {machine!r}"
         )
-    return _Copy(
-        folder, machine, (bool(told.get("finished")), len(ended), len(files), (folder / STATUS).read_text("utf-8"))
-    )
+    came_to = (bool(told.get("finished")), len(ended), len(files), (folder / STATUS).read_text("utf-8"))
+    digest = hashlib.sha256(b"\0".join(name.encode() + b"\0" + (folder / name).read_bytes() for name in files))
+    return _Copy(folder, machine, (*came_to, digest.hexdigest()))
 
 
 def _copy_night(night: _Copy, results: Path) -> None:
