@@ -392,6 +392,35 @@ def test_commits_that_there_was_no_time_for_are_named_and_measured_the_next_nigh
     assert load_state(machine.places.results, "m").left == ()
 
 
+def test_what_asv_stored_before_a_kill_is_kept_by_the_one_that_goes_on(at, monkeypatch):
+    machine, taken_out = at("c2"), asv_store.take_out
+
+    def killed(*words):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(asv_store, "take_out", killed)
+    with pytest.raises(KeyboardInterrupt):
+        machine.night()
+    status = json.loads((newest_night(machine.places.results, "m").folder / "status.json").read_text())
+    assert asv(machine.c["c2"]) in [step["name"] for step in status["steps"] if step["state"] == "done"]
+    monkeypatch.setattr(asv_store, "take_out", taken_out)
+    machine.broken = {machine.c["c1"]: "no other commit brings it in passing"}
+    machine.night()
+    assert asv_store.has_measured(machine.places.results / "asv", "m", machine.c["c2"])
+
+
+def test_what_a_killed_night_left_running_is_ended_though_another_commit_came(at, monkeypatch):
+    machine, ended = at("c2"), []
+    machine.script.ends = {"compare": KeyboardInterrupt()}
+    with pytest.raises(KeyboardInterrupt):
+        machine.night()
+    monkeypatch.setattr(night_module, "end_leftover", lambda *process: ended.append(process) or True)
+    machine.script.ends = {}
+    at("c3").night()
+    assert ended == [(1, 0.0)]
+    assert "compare: ended what the killed night had left running" in machine.said
+
+
 @pytest.mark.parametrize("place", [0, 2, 5])
 def test_a_killed_night_goes_on_where_it_was_and_does_nothing_twice(at, place):
     machine = at("c2")
@@ -669,6 +698,15 @@ def test_check_is_red_for_a_machine_that_is_silent_and_says_what_to_do_there(tmp
     assert invoke("--check", "--results", tmp_path, "--machine", "a").exit_code == 0
 
 
+def test_check_is_red_for_a_night_of_the_future_which_would_hide_every_silence(tmp_path):
+    night = write_night(tmp_path, "m", began=now() + datetime.timedelta(days=900))
+    done = invoke("--check", "--results", tmp_path)
+    assert done.exit_code == 4
+    assert f"rm -r {night}" in done.output
+    write_night(tmp_path, "n", began=now() - datetime.timedelta(minutes=30))
+    assert invoke("--check", "--results", tmp_path, "--machine", "n").exit_code == 0, "clocks differ a little"
+
+
 def test_check_is_red_where_there_is_nothing(tmp_path):
     done = invoke("--check", "--results", tmp_path)
     assert done.exit_code == 4
@@ -694,7 +732,8 @@ def test_accept_moves_the_baseline_of_a_machine_that_had_nights(at, tmp_path, mo
 @pytest.mark.parametrize(
     "words",
     [["--check", "--merge"], ["somewhere"], ["--merge"], ["--check", "--accept", "HEAD"], ["--launches", "3"],
-     ["--max-hours", "0"], ["--budget-s", "-1"], ["--pytest-args", "'"], ["--machine", "a/b"]],
+     ["--max-hours", "0"], ["--budget-s", "-1"], ["--pytest-args", "'"], ["--machine", "a/b"], ["--summary", ""],
+     ["--summary", "nowhere/summary.md"]],
 )  # fmt: skip
 def test_wrong_usage_is_refused_before_anything_is_done(tmp_path, words, monkeypatch):
     monkeypatch.setattr("benchmarks.harness.nightly.night.run_night", lambda *_: pytest.fail("it began"))

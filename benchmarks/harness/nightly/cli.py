@@ -78,6 +78,7 @@ def nightly(
             raise InstrumentError(
                 "choose one of --check, --accept COMMIT and --merge DIR..., and no DIR without --merge"
             )
+        _check_summary(summary)
         results = results.absolute()
         if merge:
             _merge(results, folders or [], max_age_hours, summary, site)
@@ -101,6 +102,12 @@ def nightly(
         typer.echo("interrupted: what was done is kept; the same command goes on with it", err=True)
         sys.exit(130)
     _end(night.summary, night.exit_code, summary)
+
+
+def _check_summary(path: Path | None) -> None:
+    """Raise InstrumentError for what could not be appended to when the night is over: an unset variable, for one."""
+    if path is not None and (path.is_dir() or not path.parent.is_dir()):
+        raise InstrumentError(f"--summary names no file that can be written: {path}; name one, or leave it out")
 
 
 def _end(told: str, code: int, summary: Path | None) -> NoReturn:

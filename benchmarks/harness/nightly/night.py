@@ -36,6 +36,7 @@ def run_night(asked: Asked, sku: str, places: Places, tools: Tools, max_s: float
     _compare(steps, asked)
     _measure(steps, asked, places)
     _fill_history(steps, asked, places, tools)
+    asv_store.take_out(places.store, places.results / "asv", asked.machine)  # a kill may have come before it
     steps.run("publish", plan.publish_command(prepare(places)), closes=True)
     status.told["moved"] = resolve("HEAD", places.root).commit != status.told["head"]
     return close_night(status, places, tools.now())
@@ -47,6 +48,7 @@ def _unfinished(asked: Asked, places: Places, tools: Tools) -> Status | None:
     status = Status.read(found[-1]) if found else None
     if status is None or status.told["finished"] is not None:
         return None
+    _end_leftovers(status, tools)
     began = datetime.datetime.fromisoformat(status.told["started"])
     is_same = (status.told["head"], status.told["asked"]) == (resolve("HEAD", places.root).commit, _told(asked))
     if not is_same or tools.now() - began > _RESUMABLE:
@@ -54,11 +56,15 @@ def _unfinished(asked: Asked, places: Places, tools: Tools) -> Status | None:
             f"{status.folder.name} was not finished and stays so: it is of another commit, too old, or other options"
         )
         return None
+    tools.say(f"goes on with {status.folder.name}")
+    return status
+
+
+def _end_leftovers(status: Status, tools: Tools) -> None:
+    """Whether the killed night is gone on with or not: what it has left would compute beside the next one."""
     for name, step in status.steps.items():
         if step.state == "running" and step.process and end_leftover(*step.process):
             tools.say(f"{name}: ended what the killed night had left running")
-    tools.say(f"goes on with {status.folder.name}")
-    return status
 
 
 def _begun(asked: Asked, sku: str, places: Places, tools: Tools) -> Status:
