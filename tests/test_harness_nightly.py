@@ -22,7 +22,7 @@ from benchmarks.harness.gate.revisions import first_parents
 from benchmarks.harness.gate.rules import EXIT_CODES
 from benchmarks.harness.nightly import asv_store, cli, runner
 from benchmarks.harness.nightly import night as night_module
-from benchmarks.harness.nightly.folder import newest_finished, newest_night, nights_of
+from benchmarks.harness.nightly.folder import as_json, newest_finished, newest_night, nights_of
 from benchmarks.harness.nightly.judging import said_of_comparison
 from benchmarks.harness.nightly.locks import alone, held
 from benchmarks.harness.nightly.missed import age_text, is_stale, missed_nights
@@ -409,6 +409,15 @@ def test_what_asv_stored_before_a_kill_is_kept_by_the_one_that_goes_on(at, monke
     assert asv_store.has_measured(machine.places.results / "asv", "m", machine.c["c2"])
 
 
+def test_a_night_of_the_future_is_refused_with_the_command_that_mends_it(at):
+    machine = at("c2")
+    night = machine.night()
+    machine.clock.now_s -= 48 * HOUR_S
+    with pytest.raises(InstrumentError, match=f"a clock is wrong, or was.*rm -r {night.folder}"):
+        machine.night()
+    assert (machine.script.ran, len(nights_of(machine.places.results, "m"))) == ([], 1)
+
+
 def test_what_a_killed_night_left_running_is_ended_though_another_commit_came(at, monkeypatch):
     machine, ended = at("c2"), []
     machine.script.ends = {"compare": KeyboardInterrupt()}
@@ -562,7 +571,18 @@ def test_a_machine_without_nights_is_named_with_those_that_have_some(tmp_path):
         newest_night(tmp_path, "m")
 
 
-@pytest.mark.parametrize("text", ["", "{", "[]", '{"schema": 1}', '{"schema": 9, "verdict": null}'])
+NO_ZONE = as_json(
+    {
+        **dict.fromkeys(("machine", "sku", "head", "base", "headline"), "m"),
+        "exit_code": 0,
+        "schema": 1,
+        "verdict": "same",
+        "finished": "2026-03-01T02:00:00",
+    }
+)
+
+
+@pytest.mark.parametrize("text", ["", "{", "[]", '{"schema": 1}', '{"schema": 9, "verdict": null}', NO_ZONE])
 def test_a_status_that_is_none_is_refused_by_name(tmp_path, text):
     folder = write_night(tmp_path, "m")
     (folder / "status.json").write_text(text)

@@ -7,16 +7,25 @@ new commits, the newest first, for as long as there is time. Knows the order of 
 
 import datetime
 import functools
+import shlex
 
 from benchmarks.harness.asv_process import knows_machine
+from benchmarks.harness.errors import InstrumentError
 from benchmarks.harness.gate.revisions import Revision, has_changed, resolve
 from benchmarks.harness.gate.rules import EXIT_CODES
 from benchmarks.harness.nightly import asv_store, plan
 from benchmarks.harness.nightly.closing import close_night
-from benchmarks.harness.nightly.folder import Night, name_of_night, newest_finished, nights_folder, nights_of
+from benchmarks.harness.nightly.folder import (
+    Night,
+    name_of_night,
+    newest_finished,
+    nights_folder,
+    nights_of,
+    read_night,
+)
 from benchmarks.harness.nightly.history import look_back
 from benchmarks.harness.nightly.judging import said_of_comparison
-from benchmarks.harness.nightly.missed import missed_nights
+from benchmarks.harness.nightly.missed import is_of_future, missed_nights
 from benchmarks.harness.nightly.plan import Asked, Places
 from benchmarks.harness.nightly.runner import end_leftover
 from benchmarks.harness.nightly.site import prepare
@@ -30,6 +39,7 @@ _JUDGED = sorted({*EXIT_CODES.values()})
 
 def run_night(asked: Asked, sku: str, places: Places, tools: Tools, max_s: float) -> Night:
     """Run it, or go on with the one that was killed. Raises InstrumentError for what is wrong from the start."""
+    _refuse_future(asked, places, tools.now())
     status = _unfinished(asked, places, tools) or _begun(asked, sku, places, tools)
     steps = Steps(status, tools, max_s)
     asv_store.bring_in(places.results / "asv", places.store, asked.machine)
@@ -40,6 +50,16 @@ def run_night(asked: Asked, sku: str, places: Places, tools: Tools, max_s: float
     steps.run("publish", plan.publish_command(prepare(places)), closes=True)
     status.told["moved"] = resolve("HEAD", places.root).commit != status.told["head"]
     return close_night(status, places, tools.now())
+
+
+def _refuse_future(asked: Asked, places: Places, now: datetime.datetime) -> None:
+    """Nights are told apart by their time: beside one of the future, tonight's would never be the newest."""
+    found = nights_of(places.results, asked.machine)
+    if found and is_of_future(read_night(found[-1]).began_at, now):
+        raise InstrumentError(
+            f"it is {now:%Y-%m-%d %H:%M} UTC, and the newest night is {found[-1].name}: a clock is wrong, or was. Set "
+            f"this machine's, or else: rm -r {shlex.quote(str(found[-1]))}"
+        )
 
 
 def _unfinished(asked: Asked, places: Places, tools: Tools) -> Status | None:
