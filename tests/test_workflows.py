@@ -453,3 +453,5 @@ def test_actionlint_is_red_where_a_mistake_is_planted_and_nowhere_else(tmp_path)
     assert (done.returncode, last) == (1, f"{len(files)} workflows checked, {len(MISTAKES)} findings")
     for line, (name, (_, _, told)) in zip(found, MISTAKES.items(), strict=True):
         assert re.match(rf"{name}\.yml:\d+:\d+: .*{told}", line)
+    own = sorted((ROOT / ".github" / "workflows").glob("*.yml"))
+    assert subprocess.run([*command[:3], *own], check=False).returncode == 0, "as .ci/run does it"
