@@ -235,6 +235,16 @@ def test_the_first_push_begins_a_branch_without_history(git, origin, machine):
 
 
 @pushes
+def test_a_folder_that_is_no_checkout_of_its_own_pushes_no_other_branch(git, origin, machine):
+    one = machine("one")
+    (one / "plain").mkdir()
+    before = git(origin, "git", "for-each-ref").stdout
+    done = git(one, ".ci/push-results", "plain")
+    assert (done.returncode, git(origin, "git", "for-each-ref").stdout) == (2, before)
+    assert "is no checkout of results alone" in done.stderr
+
+
+@pushes
 def test_nothing_new_is_no_error(git, origin, machine):
     one = machine("one")
     empty = push(git, one)

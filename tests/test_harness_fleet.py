@@ -80,6 +80,13 @@ def test_of_two_copies_the_one_that_came_further_holds(tmp_path):
         assert b"3.0" in whole["asv/m/aaaaaaaa-env.json"]
 
 
+def test_of_two_copies_that_came_as_far_the_order_does_not_choose(tmp_path):
+    one, two = tmp_path / "one", tmp_path / "two"
+    for place in (one, two):
+        (write_night(place, "m") / "summary.md").write_text(place.name)
+    assert merged(tmp_path / "a", one, two) == merged(tmp_path / "b", two, one)
+
+
 def test_a_file_that_was_cut_off_never_holds_against_a_whole_one(tmp_path):
     for name, text in (("one", asv_file("a" * 40)[:-9] + "zzz"), ("two", '{"version": 2, "results": {}}')):
         write_night(tmp_path / name, "m")

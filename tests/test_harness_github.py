@@ -395,6 +395,18 @@ def test_what_was_done_before_an_answer_broke_off_is_not_done_twice(server, tmp_
     assert len(server.comments_on(1)) == 2
 
 
+@pytest.mark.parametrize(
+    ("headers", "text", "told"),
+    [({"content-encoding": "gzip"}, b"no gzip", "decompressing"), ({}, b"{}", "the answer is no list")],
+)
+def test_an_answer_that_is_none_is_an_error_without_a_traceback(headers, text, told):
+    answer = httpx2.MockTransport(lambda _: httpx2.Response(200, headers=headers, stream=httpx2.ByteStream(text)))
+    http = httpx2.Client(transport=answer)
+    github = client.GitHub(client.Access(token=TOKEN, repository="o/n", api_url="https://api.example"), http)
+    with pytest.raises(GitHubError, match=told):
+        list(github.pages("issues"))
+
+
 def test_nobody_there_is_an_error_without_a_traceback(server, verdict, waits):
     done = run("comment", verdict, "--pull-request", 1, GITHUB_API_URL="http://127.0.0.1:9")
     assert (done.exit_code, len(waits)) == (2, 3)

@@ -22,7 +22,7 @@ from benchmarks.harness.gate.revisions import first_parents
 from benchmarks.harness.gate.rules import EXIT_CODES
 from benchmarks.harness.nightly import cli, runner
 from benchmarks.harness.nightly import night as night_module
-from benchmarks.harness.nightly.folder import newest_finished, newest_night, nights_of
+from benchmarks.harness.nightly.folder import as_json, newest_finished, newest_night, nights_of
 from benchmarks.harness.nightly.judging import said_of_comparison
 from benchmarks.harness.nightly.locks import alone, held
 from benchmarks.harness.nightly.missed import age_text, is_stale, missed_nights
@@ -392,6 +392,27 @@ def test_commits_that_there_was_no_time_for_are_named_and_measured_the_next_nigh
     assert load_state(machine.places.results, "m").left == ()
 
 
+def test_a_night_of_the_future_is_refused_with_the_command_that_mends_it(at):
+    machine = at("c2")
+    night = machine.night()
+    machine.clock.now_s -= 48 * HOUR_S
+    with pytest.raises(InstrumentError, match=f"a clock is wrong, or was.*rm -r {night.folder}"):
+        machine.night()
+    assert (machine.script.ran, len(nights_of(machine.places.results, "m"))) == ([], 1)
+
+
+def test_what_a_killed_night_left_running_is_ended_though_another_commit_came(at, monkeypatch):
+    machine, ended = at("c2"), []
+    machine.script.ends = {"compare": KeyboardInterrupt()}
+    with pytest.raises(KeyboardInterrupt):
+        machine.night()
+    monkeypatch.setattr(night_module, "end_leftover", lambda *process: ended.append(process) or True)
+    machine.script.ends = {}
+    at("c3").night()
+    assert ended == [(1, 0.0)]
+    assert "compare: ended what the killed night had left running" in machine.said
+
+
 @pytest.mark.parametrize("place", [0, 2, 5])
 def test_a_killed_night_goes_on_where_it_was_and_does_nothing_twice(at, place):
     machine = at("c2")
@@ -443,7 +464,9 @@ def test_numbers_of_other_options_never_share_a_history(at):
     """A trial on the smallest model would stand in the place of the real one."""
     machine = at("c2")
     machine.night(model="tiny")
-    with pytest.raises(InstrumentError, match=r"(?s)measures with other options: --model was tiny, is not given.*--machine m-2"):
+    with pytest.raises(
+        InstrumentError, match=r"(?s)measures with other options: --model was tiny, is not given.*--machine m-2"
+    ):
         machine.night()
     assert machine.night(model="tiny", launches=5).verdict == "same"
 
@@ -518,7 +541,18 @@ def test_a_machine_without_nights_is_named_with_those_that_have_some(tmp_path):
         newest_night(tmp_path, "m")
 
 
-@pytest.mark.parametrize("text", ["", "{", "[]", '{"schema": 1}', '{"schema": 9, "verdict": null}'])
+NO_ZONE = as_json(
+    {
+        **dict.fromkeys(("machine", "sku", "head", "base", "headline"), "m"),
+        "exit_code": 0,
+        "schema": 1,
+        "verdict": "same",
+        "finished": "2026-03-01T02:00:00",
+    }
+)
+
+
+@pytest.mark.parametrize("text", ["", "{", "[]", '{"schema": 1}', '{"schema": 9, "verdict": null}', NO_ZONE])
 def test_a_status_that_is_none_is_refused_by_name(tmp_path, text):
     folder = write_night(tmp_path, "m")
     (folder / "status.json").write_text(text)
@@ -654,6 +688,15 @@ def test_check_is_red_for_a_machine_that_is_silent_and_says_what_to_do_there(tmp
     assert invoke("--check", "--results", tmp_path, "--machine", "a").exit_code == 0
 
 
+def test_check_is_red_for_a_night_of_the_future_which_would_hide_every_silence(tmp_path):
+    night = write_night(tmp_path, "m", began=now() + datetime.timedelta(days=900))
+    done = invoke("--check", "--results", tmp_path)
+    assert done.exit_code == 4
+    assert f"rm -r {night}" in done.output
+    write_night(tmp_path, "n", began=now() - datetime.timedelta(minutes=30))
+    assert invoke("--check", "--results", tmp_path, "--machine", "n").exit_code == 0, "clocks differ a little"
+
+
 def test_check_is_red_where_there_is_nothing(tmp_path):
     done = invoke("--check", "--results", tmp_path)
     assert done.exit_code == 4
@@ -679,7 +722,8 @@ def test_accept_moves_the_baseline_of_a_machine_that_had_nights(at, tmp_path, mo
 @pytest.mark.parametrize(
     "words",
     [["--check", "--merge"], ["somewhere"], ["--merge"], ["--check", "--accept", "HEAD"], ["--launches", "3"],
-     ["--max-hours", "0"], ["--budget-s", "-1"], ["--pytest-args", "'"], ["--machine", "a/b"]],
+     ["--max-hours", "0"], ["--budget-s", "-1"], ["--pytest-args", "'"], ["--machine", "a/b"], ["--summary", ""],
+     ["--summary", "nowhere/summary.md"]],
 )  # fmt: skip
 def test_wrong_usage_is_refused_before_anything_is_done(tmp_path, words, monkeypatch):
     monkeypatch.setattr("benchmarks.harness.nightly.night.run_night", lambda *_: pytest.fail("it began"))
@@ -697,3 +741,13 @@ def test_a_summary_is_appended(tmp_path):
     lines = (tmp_path / "summary.md").read_text().splitlines()
     assert lines[0] == "before"
     assert lines[1].startswith("| kind |")
+
+
+def test_what_outlives_its_step_is_ended_with_it(tmp_path):
+    """The leader is gone, and what it had started computes on beside the next step."""
+    child = "import time; time.sleep(60)"
+    leader = f"import subprocess, sys; print(subprocess.Popen([sys.executable, '-c', {child!r}]).pid, flush=True)"
+    command = Command(words=[sys.executable, "-c", leader], log=tmp_path / "log.txt", limit_s=60.0)
+    assert ProcessRunner(tmp_path, print).run(command, lambda pid, created: None).returncode == 0
+    pid = int((tmp_path / "log.txt").read_text().splitlines()[0])
+    assert not psutil.pid_exists(pid) or psutil.Process(pid).status() == psutil.STATUS_ZOMBIE

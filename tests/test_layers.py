@@ -296,7 +296,7 @@ INSTRUMENT = {
     "harness.nightly.telling": "harness.markdown harness.nightly.status datetime",
     "harness.nightly.closing": "harness.files harness.nightly.* datetime",
     "harness.nightly.night": (
-        "harness.asv_process harness.files harness.gate.revisions harness.gate.rules harness.nightly.* datetime"
+        "harness.asv_process harness.errors harness.gate.revisions harness.gate.rules harness.nightly.* datetime"
     ),
     "harness.nightly.fleet": "harness.gate.rules harness.markdown harness.nightly.* datetime",
     "harness.nightly.merging": "harness.errors harness.files harness.gate.rules harness.identity harness.nightly.*",

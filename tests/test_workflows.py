@@ -163,6 +163,12 @@ def test_the_watchdog_waits_for_no_runner():
     assert "concurrency" not in yaml.safe_load(WORKFLOWS["nightly-gpu.yml"]), "or it would wait for last night"
 
 
+def test_no_push_takes_the_place_of_one_that_waits():
+    """GitHub cancels what waits in a group when another comes: with its commit nobody would have compared."""
+    group = yaml.safe_load(WORKFLOWS["ci.yml"])["concurrency"]["group"]
+    assert group == "ci-${{ github.event_name == 'pull_request' && github.ref || github.sha }}"
+
+
 def test_counts_are_a_gate_and_times_are_not():
     told = {
         step["run"]: step.get("continue-on-error", False) for _, step in steps(WORKFLOWS["ci.yml"]) if "run" in step
@@ -460,3 +466,5 @@ def test_actionlint_is_red_where_a_mistake_is_planted_and_nowhere_else(tmp_path)
     assert (done.returncode, last) == (1, f"{len(files)} workflows checked, {len(MISTAKES)} findings")
     for line, (name, (_, _, told)) in zip(found, MISTAKES.items(), strict=True):
         assert re.match(rf"{name}\.yml:\d+:\d+: .*{told}", line)
+    own = sorted((ROOT / ".github" / "workflows").glob("*.yml"))
+    assert subprocess.run([*command[:3], *own], check=False).returncode == 0, "as .ci/run does it"

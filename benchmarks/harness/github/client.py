@@ -75,6 +75,8 @@ class GitHub:
         page, has_more = 1, True
         while has_more:
             items, has_more = self._answer("GET", path, None, {**query, "per_page": 100, "page": page})
+            if not isinstance(items, list):
+                raise self._error(f"GET {path}: the answer is no list", None)
             yield from items
             page += 1
 
@@ -89,7 +91,7 @@ class GitHub:
             if not answer.is_success:
                 raise self._error(f"{method} {path}: {answer.status_code} {_said(answer)}", _wait_s(answer))
             return answer.json(), "next" in answer.links
-        except httpx2.TransportError as error:
+        except httpx2.RequestError as error:
             raise self._error(f"{method} {path}: {error}", 1.0) from None
         except ValueError:
             raise self._error(f"{method} {path}: the answer is no JSON", None) from None

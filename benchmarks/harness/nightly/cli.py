@@ -82,6 +82,7 @@ def nightly(
             raise InstrumentError("--merge takes the folders to merge, and nothing else does: --merge DIR...")
         if not max_age_hours > 0:
             raise InstrumentError(f"--max-age-hours is a number above 0, not {max_age_hours}")
+        _check_summary(summary)
         results = results.absolute()
         if merge:
             _merge(results, folders or [], max_age_hours, summary, site)
@@ -107,6 +108,12 @@ def nightly(
         typer.echo("interrupted: what was done is kept; the same command goes on with it", err=True)
         sys.exit(130)
     _end(night.summary, night.exit_code, summary)
+
+
+def _check_summary(path: Path | None) -> None:
+    """Raise InstrumentError for what could not be appended to when the night is over: an unset variable, for one."""
+    if path is not None and (path.is_dir() or not path.parent.is_dir()):
+        raise InstrumentError(f"--summary names no file that can be written: {path}; name one, or leave it out")
 
 
 def _end(told: str, code: int, summary: Path | None) -> NoReturn:

@@ -13,7 +13,7 @@ from pathlib import Path
 from benchmarks.harness.gate.rules import EXIT_CODES, GRAVITY, Verdict
 from benchmarks.harness.markdown import table
 from benchmarks.harness.nightly.folder import Night, machines_in, newest_finished, nights_folder, read_json
-from benchmarks.harness.nightly.missed import age_text, is_stale
+from benchmarks.harness.nightly.missed import age_text, is_of_future, is_stale
 from benchmarks.harness.nightly.state import IDENTITY
 
 
@@ -26,6 +26,7 @@ class Member:
     night: Night | None
     age: str
     is_stale: bool
+    is_of_future: bool = False
 
     @property
     def verdict(self) -> Verdict:
@@ -54,7 +55,8 @@ def _member(results: Path, machine: str, now: datetime.datetime, max_age_hours: 
     last = None if night is None else night.finished_at
     sku = str(read_json(path).get("sku")) if path.exists() else "unknown"
     stale = is_stale(last, now, max_age_hours)
-    return Member(machine=machine, sku=sku, night=night, age=age_text(last, now), is_stale=stale)
+    future = last is not None and is_of_future(last, now)
+    return Member(machine=machine, sku=sku, night=night, age=age_text(last, now), is_stale=stale, is_of_future=future)
 
 
 def exit_code_of(fleet: Sequence[Member]) -> int:
@@ -76,7 +78,14 @@ def fleet_table(fleet: Sequence[Member]) -> str:
 
 def remedy(results: Path, silent: Sequence[Member]) -> str:
     """What to type where a machine is silent; "" where none is."""
-    return "\n".join(f"{each.machine}: {_silence(each)}; on that machine: {_command(results, each)}" for each in silent)
+    return "\n".join(f"{each.machine}: {_mend(results, each)}" for each in silent)
+
+
+def _mend(results: Path, member: Member) -> str:
+    if member.night is not None and member.is_of_future:
+        folder = shlex.quote(str(member.night.folder))
+        return f"a clock was wrong, its newest night finished in the future; without it: rm -r {folder}"
+    return f"{_silence(member)}; on that machine: {_command(results, member)}"
 
 
 def _silence(member: Member) -> str:

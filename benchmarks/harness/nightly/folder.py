@@ -108,6 +108,8 @@ def read_night(folder: Path) -> Night:
     told = read_json(folder / STATUS)
     try:
         finished, verdict = told["finished"], told["verdict"] or "no data"
+        if finished is not None and datetime.datetime.fromisoformat(finished).tzinfo is None:
+            raise ValueError(f"finished at {finished}, of no time zone")
         if told["schema"] != SCHEMA or verdict not in EXIT_CODES:
             raise ValueError(f"schema {told['schema']!r}, verdict {verdict!r}; this reads schema {SCHEMA}")
         return Night(

@@ -6,6 +6,7 @@ folders that claim one name for different machines, before anything is written.
 """
 
 import dataclasses
+import hashlib
 import json
 import shutil
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -17,7 +18,7 @@ from benchmarks.harness.files import write_whole
 from benchmarks.harness.gate.rules import GRAVITY
 from benchmarks.harness.identity import differences
 from benchmarks.harness.nightly.asv_store import SUITE
-from benchmarks.harness.nightly.folder import STATUS, as_json, machines_in, nights_folder, nights_of, read_json
+from benchmarks.harness.nightly.folder import STATUS, machines_in, nights_folder, nights_of, read_json
 from benchmarks.harness.nightly.state import IDENTITY, STATE, read_identity, read_options
 
 
@@ -145,7 +146,8 @@ def _copy(folder: Path, machine: str) -> _Copy:
         raise ArchiveError(
             f"{folder / STATUS} is of machine {told.get('machine')!r}, and lies among those of {machine!r}"
         )
-    worth = (bool(told.get("finished")), len(ended), _gravity(told.get("verdict")), len(files), as_json(told))
+    digest = hashlib.sha256(b"\0".join(name.encode() + b"\0" + (folder / name).read_bytes() for name in files))
+    worth = (bool(told.get("finished")), len(ended), _gravity(told.get("verdict")), len(files), digest.hexdigest())
     return _Copy(folder, machine, worth)
 
 

@@ -7,16 +7,25 @@ new commits, the newest first, for as long as there is time. Knows the order of 
 
 import datetime
 import functools
+import shlex
 
 from benchmarks.harness.asv_process import knows_machine
+from benchmarks.harness.errors import InstrumentError
 from benchmarks.harness.gate.revisions import Revision, has_changed, resolve
 from benchmarks.harness.gate.rules import EXIT_CODES
 from benchmarks.harness.nightly import asv_store, plan
 from benchmarks.harness.nightly.closing import close_night
-from benchmarks.harness.nightly.folder import Night, name_of_night, newest_finished, nights_folder, nights_of
+from benchmarks.harness.nightly.folder import (
+    Night,
+    name_of_night,
+    newest_finished,
+    nights_folder,
+    nights_of,
+    read_night,
+)
 from benchmarks.harness.nightly.history import look_back
 from benchmarks.harness.nightly.judging import said_of_comparison
-from benchmarks.harness.nightly.missed import missed_nights
+from benchmarks.harness.nightly.missed import is_of_future, missed_nights
 from benchmarks.harness.nightly.plan import Asked, Places
 from benchmarks.harness.nightly.runner import end_leftover
 from benchmarks.harness.nightly.site import prepare
@@ -30,6 +39,7 @@ _JUDGED = sorted({*EXIT_CODES.values()})
 
 def run_night(asked: Asked, sku: str, places: Places, tools: Tools, max_s: float) -> Night:
     """Run it, or go on with the one that was killed. Raises InstrumentError for what is wrong from the start."""
+    _refuse_future(asked, places, tools.now())
     status = _unfinished(asked, places, tools) or _begun(asked, sku, places, tools)
     steps = Steps(status, tools, max_s)
     prepare(places)
@@ -41,12 +51,23 @@ def run_night(asked: Asked, sku: str, places: Places, tools: Tools, max_s: float
     return close_night(status, places, tools.now())
 
 
+def _refuse_future(asked: Asked, places: Places, now: datetime.datetime) -> None:
+    """Nights are told apart by their time: beside one of the future, tonight's would never be the newest."""
+    found = nights_of(places.results, asked.machine)
+    if found and is_of_future(read_night(found[-1]).began_at, now):
+        raise InstrumentError(
+            f"it is {now:%Y-%m-%d %H:%M} UTC, and the newest night is {found[-1].name}: a clock is wrong, or was. Set "
+            f"this machine's, or else: rm -r {shlex.quote(str(found[-1]))}"
+        )
+
+
 def _unfinished(asked: Asked, places: Places, tools: Tools) -> Status | None:
     """The newest night, where it was killed, is young, and is about the same commit in the same way."""
     found = nights_of(places.results, asked.machine)
     status = Status.read(found[-1]) if found else None
     if status is None or status.told["finished"] is not None:
         return None
+    _end_leftovers(status, tools)
     began = datetime.datetime.fromisoformat(status.told["started"])
     is_same = (status.told["head"], status.told["asked"]) == (resolve("HEAD", places.root).commit, _told(asked))
     if not is_same or tools.now() - began > _RESUMABLE:
@@ -54,11 +75,15 @@ def _unfinished(asked: Asked, places: Places, tools: Tools) -> Status | None:
             f"{status.folder.name} was not finished and stays so: it is of another commit, too old, or other options"
         )
         return None
+    tools.say(f"goes on with {status.folder.name}")
+    return status
+
+
+def _end_leftovers(status: Status, tools: Tools) -> None:
+    """Whether the killed night is gone on with or not: what it has left would compute beside the next one."""
     for name, step in status.steps.items():
         if step.state == "running" and step.process and end_leftover(*step.process):
             tools.say(f"{name}: ended what the killed night had left running")
-    tools.say(f"goes on with {status.folder.name}")
-    return status
 
 
 def _begun(asked: Asked, sku: str, places: Places, tools: Tools) -> Status:

@@ -71,8 +71,8 @@ class ProcessRunner:
             began(process.pid, _created(process.pid))
             is_late = self._waits_in_vain(process, command)
         finally:
-            if process.poll() is None:
-                _end_group(process.pid, lambda: process.poll() is not None)
+            if process.poll() is None or _is_left(process.pid):
+                _end_group(process.pid, lambda: process.poll() is not None and not _is_left(process.pid, 0))
         return Ended(None if is_late else process.returncode, time.monotonic() - start_s)
 
     def _waits_in_vain(self, process: "subprocess.Popen[bytes]", command: Command) -> bool:
@@ -88,6 +88,19 @@ class ProcessRunner:
             with contextlib.suppress(subprocess.TimeoutExpired):
                 process.wait(min(_LOOK_S, max(end_s - now_s, 0.0)))
         return False
+
+
+def _is_left(leader: int, patience_s: float = 1.0) -> bool:
+    """Whether something of a group outlives its leader; what is about to end by itself is given a moment."""
+    end_s = time.monotonic() + patience_s
+    while True:
+        try:
+            os.killpg(leader, 0)
+        except (ProcessLookupError, PermissionError):
+            return False
+        if time.monotonic() >= end_s:
+            return True
+        time.sleep(0.02)
 
 
 def end_leftover(pid: int, created: float) -> bool:
