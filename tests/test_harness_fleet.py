@@ -16,7 +16,7 @@ from benchmarks.harness.nightly.fleet import exit_code_of, fleet_table, members
 from benchmarks.harness.nightly.merging import merge
 from benchmarks.harness.nightly.plan import Places
 from benchmarks.harness.nightly.runner import Ended
-from benchmarks.harness.nightly.site import publish_fleet
+from benchmarks.harness.nightly.site import publish_fleet, show_newest
 from benchmarks.harness.nightly.state import State, load_state, save_state
 
 DAY = datetime.timedelta(days=1)
@@ -204,3 +204,39 @@ def test_states_are_not_mixed(tmp_path):
         save_state(tmp_path / place, "m", state)
     merge(tmp_path / "whole", [tmp_path / "two", tmp_path / "one"])
     assert load_state(tmp_path / "whole", "m") == State(last_good="1", left=("x",), at="2026-01-02")
+
+
+def test_of_two_copies_of_a_night_that_came_equally_far_the_graver_holds(tmp_path):
+    """Written by two hands, whatever the reason: no red is lost."""
+    one, two = tmp_path / "one", tmp_path / "two"
+    write_night(one, "m", verdict="worse")
+    write_night(two, "m", verdict="same")
+    for number, order in enumerate(((one, two), (two, one))):
+        merge(tmp_path / f"all {number}", order)
+        (member,) = members(tmp_path / f"all {number}", START, 36.0)
+        assert member.verdict == "worse"
+
+
+def test_other_options_under_one_name_are_refused_as_another_machine_is(tmp_path):
+    one, two = tmp_path / "one", tmp_path / "two"
+    write_night(one, "m")
+    write_night(two, "m", began=START + DAY)
+    path = two / "nights" / "m" / "machine.json"
+    path.write_text(path.read_text().replace('"options": {}', '"options": {"--model": "tiny"}'))
+    with pytest.raises(InstrumentError, match="--model was None, is tiny"):
+        merge(tmp_path / "all", [one, two])
+
+
+def test_the_first_page_shows_a_silent_machine_as_one_without_data_and_no_page_of_another_night(tmp_path):
+    places = Places(root=tmp_path, results=tmp_path / "results", site=tmp_path / "site")
+    older = write_night(places.results, "m")
+    (older / "report.html").write_text("older")
+    show_newest(places, members(places.results, START, 36.0))
+    page = (places.site / "index.html").read_text()
+    assert '<b class="same">same</b>' in page
+    assert "machines/m/report.html" in page
+    write_night(places.results, "m", began=START + DAY)
+    show_newest(places, members(places.results, START + 9 * DAY, 36.0))
+    page = (places.site / "index.html").read_text()
+    assert '<b class="no-data">no data</b>' in page
+    assert "report.html" not in page

@@ -20,6 +20,7 @@ from benchmarks.harness.errors import ArchiveError, InstrumentError
 from benchmarks.harness.fixtures import pytest_itemcollected
 from benchmarks.harness.gate.revisions import first_parents
 from benchmarks.harness.gate.rules import EXIT_CODES
+from benchmarks.harness.markdown import escaped, plain
 from benchmarks.harness.nightly import cli, runner
 from benchmarks.harness.nightly import night as night_module
 from benchmarks.harness.nightly.folder import as_json, newest_finished, newest_night, nights_of
@@ -751,3 +752,15 @@ def test_what_outlives_its_step_is_ended_with_it(tmp_path):
     assert ProcessRunner(tmp_path, print).run(command, lambda pid, created: None).returncode == 0
     pid = int((tmp_path / "log.txt").read_text().splitlines()[0])
     assert not psutil.pid_exists(pid) or psutil.Process(pid).status() == psutil.STATUS_ZOMBIE
+
+
+@pytest.mark.parametrize("text", ["a | b_c [d] `e` ~f~ #1 @g *h*", "2 < 3 & 4 > 1"])
+def test_what_is_escaped_for_markdown_is_itself_again_on_a_terminal(text):
+    assert escaped(text) != text
+    assert plain(escaped(text)) == text
+
+
+def test_a_device_that_is_not_there_is_refused_before_anything_is_measured(tmp_path):
+    done = invoke("--results", tmp_path / "results", "--machine", "m", "--device", "tpu")
+    assert done.exit_code == 2
+    assert not (tmp_path / "results").exists()

@@ -70,7 +70,7 @@ def nightly(
     Examples:
       python -m benchmarks nightly
       python -m benchmarks nightly --results results --max-hours 5 --summary "$GITHUB_STEP_SUMMARY"
-      python -m benchmarks nightly --model tiny -k "prompt_length and 16" --launches 4 --budget-s 4   # a trial
+      python -m benchmarks nightly --results trial --model tiny -k "prompt_length and 16" --launches 4 --budget-s 4
       python -m benchmarks nightly --check --results results
       python -m benchmarks nightly --merge from-a from-b from-c --results results --site site
       python -m benchmarks nightly --accept HEAD     # slower, and meant to be
