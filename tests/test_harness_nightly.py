@@ -764,3 +764,12 @@ def test_a_device_that_is_not_there_is_refused_before_anything_is_measured(tmp_p
     done = invoke("--results", tmp_path / "results", "--machine", "m", "--device", "tpu")
     assert done.exit_code == 2
     assert not (tmp_path / "results").exists()
+
+
+@pytest.mark.parametrize("listed", ['["a", "b"]', "a,b", "a b"])
+def test_a_machine_that_is_expected_and_never_had_a_night_is_red(tmp_path, listed):
+    write_night(tmp_path, "a", began=now() - datetime.timedelta(hours=2))
+    assert invoke("--check", "--results", tmp_path).exit_code == 0
+    done = invoke("--check", "--results", tmp_path, "--expected", listed)
+    assert done.exit_code == 4
+    assert "b: no night has ever finished" in done.output

@@ -56,7 +56,9 @@ SITE = (
     '--summary "$GITHUB_STEP_SUMMARY"'
 )
 PAGES = "test -f .benchmarks/site/index.html"
-WATCHDOG = f'{PYTHON} nightly --check --results .benchmarks/nightly --summary "$GITHUB_STEP_SUMMARY"'
+WATCHDOG = (
+    f'{PYTHON} nightly --check --results .benchmarks/nightly --expected "$EXPECTED" --summary "$GITHUB_STEP_SUMMARY"'
+)
 
 TESTED_BY = {
     STAGE: "test_each_stage_of_the_matrix_runs_and_there_is_no_other",
@@ -389,7 +391,7 @@ def test_a_silent_machine_is_red(runner, days_old, code):
     finished = datetime.datetime.now(datetime.UTC) - datetime.timedelta(days=days_old)
     (status,) = results.glob("nights/h200/*/status.json")
     status.write_text(json.dumps(json.loads(status.read_text()) | {"finished": finished.isoformat()}))
-    done = runner(WATCHDOG, GITHUB_STEP_SUMMARY=str(summary))
+    done = runner(WATCHDOG, GITHUB_STEP_SUMMARY=str(summary), EXPECTED='["h200"]')
     assert done.returncode == code, done.stdout + done.stderr
     assert "h200" in summary.read_text()
 

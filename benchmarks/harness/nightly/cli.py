@@ -5,6 +5,7 @@ Knows what a user types and what is refused before any work. Refuses to know how
 
 import contextlib
 import datetime
+import re
 import signal
 import sys
 from collections.abc import Iterator
@@ -50,6 +51,7 @@ def nightly(
     ] = None,
     check: Annotated[bool, typer.Option("--check", help="measure nothing: is any machine silent?")] = False,
     max_age_hours: Annotated[float, typer.Option(help="with --check and --merge: older is silent")] = MAX_AGE_HOURS,
+    expected: Annotated[str, typer.Option(metavar="LIST", help="with --check: machines that have to be there")] = "",
     merge: Annotated[
         bool, typer.Option("--merge", help="measure nothing: bring other results folders into this")
     ] = False,
@@ -71,7 +73,7 @@ def nightly(
       python -m benchmarks nightly
       python -m benchmarks nightly --results results --max-hours 5 --summary "$GITHUB_STEP_SUMMARY"
       python -m benchmarks nightly --results trial --model tiny -k "prompt_length and 16" --launches 4 --budget-s 4
-      python -m benchmarks nightly --check --results results
+      python -m benchmarks nightly --check --results results --expected h100,h200
       python -m benchmarks nightly --merge from-a from-b from-c --results results --site site
       python -m benchmarks nightly --accept HEAD     # slower, and meant to be
     """
@@ -87,7 +89,7 @@ def nightly(
         if merge:
             _merge(results, folders or [], max_age_hours, summary, site)
         if check:
-            _check(results, machine, max_age_hours, summary)
+            _check(results, _listed(expected) or [machine] * bool(machine), max_age_hours, summary)
         if accept:
             _accept(results, machine, accept)
         from benchmarks.harness.nightly.plan import Asked, Places
@@ -200,11 +202,16 @@ def _ended_gently() -> Iterator[None]:
 # The other modes. Each ends the process.
 
 
-def _check(results: Path, machine: str, max_age_hours: float, summary: Path | None) -> NoReturn:
+def _listed(text: str) -> list[str]:
+    """Names as JSON, as a workflow's variable holds them, or with commas between."""
+    return re.findall(r'[^\s,"\[\]]+', text)
+
+
+def _check(results: Path, machines: list[str], max_age_hours: float, summary: Path | None) -> NoReturn:
     from benchmarks.harness.gate.rules import EXIT_CODES
     from benchmarks.harness.nightly.fleet import fleet_table, members, remedy
 
-    fleet = members(results, _now(), max_age_hours, machine or None)
+    fleet = members(results, _now(), max_age_hours, machines)
     silent = [each for each in fleet if each.is_stale]
     if not fleet:
         told = f"no data: {results} holds no nights; to run one: python -m benchmarks nightly --results {results}"

@@ -45,9 +45,9 @@ class Member:
         )
 
 
-def members(results: Path, now: datetime.datetime, max_age_hours: float, machine: str | None = None) -> list[Member]:
-    """Every machine of the folder, or the one asked for, though it be missing. Raises ArchiveError for a broken one."""
-    return [_member(results, name, now, max_age_hours) for name in ([machine] if machine else machines_in(results))]
+def members(results: Path, now: datetime.datetime, max_age_hours: float, machines: Sequence[str] = ()) -> list[Member]:
+    """Those asked for, though they be missing, or else all of the folder. Raises ArchiveError for a broken one."""
+    return [_member(results, name, now, max_age_hours) for name in (machines or machines_in(results))]
 
 
 def _member(results: Path, machine: str, now: datetime.datetime, max_age_hours: float) -> Member:
