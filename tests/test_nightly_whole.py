@@ -136,10 +136,10 @@ def test_the_folder_holds_what_it_promises(done, repository):
     assert stored == {head[:8], base[:8]}
     passes = (results / "asv" / "provenance" / HOST).glob("*-*.jsonl")
     assert {path.name[:12] for path in passes} == {head[:12], base[:12]}
-    published = json.loads((repository / ".benchmarks" / "site" / "asv" / "index.json").read_text())
+    published = json.loads((repository / ".benchmarks" / "nightly-site" / "asv" / "index.json").read_text())
     assert [*published["machines"]] == [HOST]
     assert set(published["revision_to_hash"].values()) >= {head, base}
-    assert (repository / ".benchmarks" / "site" / "machines" / HOST / "report.html").is_file()
+    assert (repository / ".benchmarks" / "nightly-site" / "machines" / HOST / "report.html").is_file()
     git_says = subprocess.run(["git", "status", "--porcelain"], cwd=repository, capture_output=True, check=True)
     assert git_says.stdout == b"", "the checkout is left as it was"
 
