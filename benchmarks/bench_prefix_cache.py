@@ -99,7 +99,7 @@ def test_derived_against_direct(measure, suffix_tokens):
 @pytest.mark.quantities("turns_speedup", "turns_saved_s", "mean_ttft_s", "hit_rate")
 @pytest.mark.parametrize(
     ("num_turns", "turn_tokens", "answer_tokens"),
-    points({DESK: [(4, 32, 4)], STUDY: [(10, 64, 4)], FULL: [(10, 64, 32)]}),
+    points({FULL: [(4, 32, 4), (10, 64, 32)], STUDY: [(10, 64, 4)]}),
 )
 def test_conversation(measure, num_turns, turn_tokens, answer_tokens):
     """Each turn begins with all ids so far, answers included: the first saves nothing, the last the most."""
