@@ -293,7 +293,7 @@ INSTRUMENT = {
         "harness.nightly.runner | asv"
     ),
     "harness.nightly.steps": "harness.nightly.history harness.nightly.runner harness.nightly.status datetime",
-    "harness.nightly.telling": "harness.markdown harness.nightly.status datetime",
+    "harness.nightly.telling": "harness.markdown harness.nightly.plan harness.nightly.status datetime",
     "harness.nightly.closing": "harness.files harness.nightly.* datetime",
     "harness.nightly.night": (
         "harness.asv_process harness.errors harness.gate.revisions harness.gate.rules harness.nightly.* datetime"

@@ -11,7 +11,7 @@ from benchmarks.harness.files import write_whole
 from benchmarks.harness.nightly.fleet import members
 from benchmarks.harness.nightly.folder import SUMMARY, Night, read_night
 from benchmarks.harness.nightly.missed import MAX_AGE_HOURS
-from benchmarks.harness.nightly.plan import Places
+from benchmarks.harness.nightly.plan import Places, history_step
 from benchmarks.harness.nightly.site import show_newest
 from benchmarks.harness.nightly.state import State, load_state, save_state
 from benchmarks.harness.nightly.status import Said, Status, gravest
@@ -39,7 +39,7 @@ def said_by(status: Status) -> Iterator[Said]:
         yield "no data", f"no data: HEAD does not build: {why}"
     if status.told.get("moved"):
         yield "no data", "no data: another commit was checked out meanwhile, and benchmarks are the checkout's"
-    for name in (*_JUDGED, f"asv {status.told['head'][:12]}", *_NEEDED):
+    for name in (*_JUDGED, history_step(status.told["head"]), *_NEEDED):
         step = status.steps.get(name)
         if step is None:
             yield "no data", f"no data: {name} was not done"
@@ -55,9 +55,9 @@ def next_state(before: State, status: Status, said: Said, now: datetime.datetime
     A commit that asv failed on is given up, unless it is HEAD; one that there was no time for is tried again.
     """
     told, steps = status.told, status.steps
-    ended = {c for c in told["new"] if (step := steps.get(f"asv {c[:12]}")) and step.state != "out of time"}
+    ended = {c for c in told["new"] if (step := steps.get(history_step(c))) and step.state != "out of time"}
     left = [c for c in told["new"] if c not in ended and c not in dict(told["skipped"])]
-    of_head = steps.get(f"asv {told['head'][:12]}")
+    of_head = steps.get(history_step(told["head"]))
     if of_head is not None and of_head.state not in ("done", "not needed"):
         left.insert(0, told["head"])
     is_good = said[0] in ("same", "better")

@@ -5,6 +5,7 @@ new commits, the newest first, for as long as there is time. Knows the order of 
 (`steps.py`), which commits it is about (`history.py`) and what is made of it (`closing.py`).
 """
 
+import dataclasses
 import datetime
 import functools
 import shlex
@@ -46,7 +47,7 @@ def run_night(asked: Asked, sku: str, places: Places, tools: Tools, max_s: float
     _compare(steps, asked)
     _measure(steps, asked, places)
     _fill_history(steps, asked, places, tools)
-    steps.run("publish", plan.publish_command(prepare(places)), closes=True)
+    steps.run("publish", plan.publish_command(places.config), closes=True)
     status.told["moved"] = resolve("HEAD", places.root).commit != status.told["head"]
     return close_night(status, places, tools.now())
 
@@ -69,7 +70,10 @@ def _unfinished(asked: Asked, places: Places, tools: Tools) -> Status | None:
         return None
     _end_leftovers(status, tools)
     began = datetime.datetime.fromisoformat(status.told["started"])
-    is_same = (status.told["head"], status.told["asked"]) == (resolve("HEAD", places.root).commit, _told(asked))
+    is_same = (status.told["head"], status.told["asked"]) == (
+        resolve("HEAD", places.root).commit,
+        dataclasses.asdict(asked),
+    )
     if not is_same or tools.now() - began > _RESUMABLE:
         tools.say(
             f"{status.folder.name} was not finished and stays so: it is of another commit, too old, or other options"
@@ -106,17 +110,13 @@ def _begun(asked: Asked, sku: str, places: Places, tools: Tools) -> Status:
         "missed": missed_nights(None if last is None else last.finished_at, now),
         "last_night": None if last is None else last.finished,
         "notes": notes,
-        "asked": _told(asked),
+        "asked": dataclasses.asdict(asked),
         "started": now.isoformat(timespec="seconds"),
     }
     name = name_of_night(now, history.head.commit)
     status = Status(nights_folder(places.results, asked.machine) / name, told)
     status.write()
     return status
-
-
-def _told(asked: Asked) -> dict[str, object]:
-    return {name: getattr(asked, name) for name in asked.__dataclass_fields__}
 
 
 def _head_builds(status: Status) -> bool:
@@ -162,7 +162,7 @@ def _fill_history(steps: Steps, asked: Asked, places: Places, tools: Tools) -> N
 
 def _run_asv(steps: Steps, commit: str, asked: Asked, places: Places) -> None:
     """A commit has one place in the history: what an earlier night has measured is not measured again."""
-    name = history_step(commit)
+    name = plan.history_step(commit)
     if steps.status.has_done(name):
         return
     is_owed = commit in steps.status.told["again"] or name in steps.status.steps
@@ -175,8 +175,3 @@ def _run_asv(steps: Steps, commit: str, asked: Asked, places: Places) -> None:
         steps.status.note("notes", said)
     command, environment = plan.history_command(places.config, commit, asked.machine), plan.history_environment(asked)
     steps.run(name, command, environment=environment)
-
-
-def history_step(commit: str) -> str:
-    """What the step is called that brings a commit into asv's history."""
-    return f"asv {commit[:12]}"

@@ -86,9 +86,13 @@ def compare_command(base: str, head: str, night: Path, asked: Asked) -> list[str
     """Everything on the asked model. A commit against itself needs the fewest launches: it only watches the machine."""
     launches = FEWEST_LAUNCHES if base == head else asked.launches
     options = [f"--launches={launches}", f"--budget-s={asked.budget_s:g}", f"--device={asked.device}"]
+    return [*_python("benchmarks", "compare", base, head, *options, *given_words(asked)), *_files(night, "compare")]
+
+
+def given_words(asked: Asked) -> list[str]:
+    """What was asked to be measured, as `compare` takes it; the device apart."""
     given = {"--model": asked.model, "-k": asked.k, "--pytest-args": asked.pytest_args}
-    options += [word for name, value in given.items() if value for word in (name, value)]
-    return [*_python("benchmarks", "compare", base, head, *options), *_files(night, "compare")]
+    return [word for name, value in given.items() if value for word in (name, value)]
 
 
 def _files(night: Path, name: str) -> list[str]:
@@ -98,6 +102,11 @@ def _files(night: Path, name: str) -> list[str]:
 def name_machine_command(machine: str) -> list[str]:
     """asv asks questions about a machine that it has not been told of."""
     return _python("asv", "machine", "--machine", machine, "--yes")
+
+
+def history_step(commit: str) -> str:
+    """What the step is called that brings a commit into asv's history."""
+    return f"asv {commit[:12]}"
 
 
 def history_command(config: Path, commit: str, machine: str) -> list[str]:

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.harness.markdown import escaped, table
+from benchmarks.harness.nightly.plan import Asked, given_words, history_step
 from benchmarks.harness.nightly.status import Said, Status, Step
 
 _MOST_COMMITS = 20
@@ -86,10 +87,9 @@ def _what_to_do(status: Status, said: Said, results: Path) -> str:
 
 def _compare_again(told: Mapping[str, Any]) -> list[str]:
     """What the night has run, with its options."""
-    asked = told["asked"]
-    given = {"--model": asked["model"], "-k": asked["k"], "--pytest-args": asked["pytest_args"]}
-    given |= {"--device": asked["device"] if asked["device"] != "auto" else ""}
-    options = [word for name, value in given.items() if value for word in (name, value)]
+    asked = Asked(**told["asked"])
+    device = ["--device", asked.device] if asked.device != "auto" else []
+    options = [*given_words(asked), *device]
     return ["python", "-m", "benchmarks", "compare", told["base"][:12], told["head"][:12], *options]
 
 
@@ -107,7 +107,7 @@ def _skipped(status: Status) -> Iterator[str]:
 
 def _not_reached(status: Status) -> Iterator[str]:
     skipped = dict(status.told["skipped"])
-    left = [c for c in status.told["new"] if f"asv {c[:12]}" not in status.steps and c not in skipped]
+    left = [c for c in status.told["new"] if history_step(c) not in status.steps and c not in skipped]
     if left:
         yield "### No data, the night was over\n"
         yield f"- {', '.join(each[:12] for each in left)}: not in asv's history yet, the next night goes on with them"
