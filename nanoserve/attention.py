@@ -44,8 +44,23 @@ def _triton_is_here() -> bool:
     return importlib.util.find_spec("triton") is not None
 
 
+def attend_some(queries: torch.Tensor, stored: Stored | InBlocks) -> torch.Tensor:
+    """One part of what `attend` does: rows [rows, heads, head_dim] over what they read, each up to itself."""
+    if isinstance(stored, InBlocks):
+        return _attend_in_blocks(queries, stored)
+    if queries.shape[0] == stored.keys.shape[0]:
+        return _attend_decode(queries, stored)
+    return _attend_prefill(queries, stored.keys, stored.values)
+
+
 def attend(
-    queries: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, *, layer: int, cache: KVStep
+    queries: torch.Tensor,
+    keys: torch.Tensor,
+    values: torch.Tensor,
+    *,
+    layer: int,
+    cache: KVStep,
+    kernel: Callable[[torch.Tensor, Stored | InBlocks], torch.Tensor] = attend_some,
 ) -> torch.Tensor:
     """Store the new keys and values of all requests, and let each request's new positions attend over its own.
 
@@ -53,16 +68,8 @@ def attend(
     New position i of a request sees what is stored of it and its new ones up to itself. KV head h serves the query
     heads [h * group, (h + 1) * group), as in Llama (grouped-query attention, arXiv:2305.13245).
     """
-    outs = [_attend_some(queries[each.rows], each) for each in cache.extend(layer, keys, values)]
+    outs = [kernel(queries[each.rows], each) for each in cache.extend(layer, keys, values)]
     return outs[0] if len(outs) == 1 else torch.cat(outs)
-
-
-def _attend_some(queries: torch.Tensor, stored: Stored | InBlocks) -> torch.Tensor:
-    if isinstance(stored, InBlocks):
-        return _attend_in_blocks(queries, stored)
-    if queries.shape[0] == stored.keys.shape[0]:
-        return _attend_decode(queries, stored)
-    return _attend_prefill(queries, stored.keys, stored.values)
 
 
 def _attend_decode(queries: torch.Tensor, stored: Stored) -> torch.Tensor:

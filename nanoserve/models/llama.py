@@ -1,7 +1,8 @@
 """The Llama family: Llama 3.x, SmolLM2, TinyLlama, Mistral without a sliding window.
 
 Knows the layers and their order; parameters carry the names of Hugging Face's checkpoints. Refuses to know where
-keys and values are stored, which rows the caller wants logits for, and how weights got here.
+keys and values are stored, which rows the caller wants logits for, how weights got here, and what computes an
+operation (`ops.py`).
 
 Reference: "LLaMA" (arXiv:2302.13971), "RoFormer" (arXiv:2104.09864), transformers' modeling_llama for the numerics.
 """
@@ -9,23 +10,22 @@ Reference: "LLaMA" (arXiv:2302.13971), "RoFormer" (arXiv:2104.09864), transforme
 import math
 
 import torch
-import torch.nn.functional as F
 from torch import nn
 
 from nanoserve.attention import attend
 from nanoserve.cache.kv import KVStep
 from nanoserve.config import ModelConfig, RopeScaling
-
-Rope = tuple[torch.Tensor, torch.Tensor]
+from nanoserve.ops import TORCH, Ops, Rope
 
 
 class Llama(nn.Module):
     """A decoder over a flat list of token ids, of one request or of many; nothing here has a batch dimension."""
 
-    def __init__(self, config: ModelConfig) -> None:
+    def __init__(self, config: ModelConfig, ops: Ops = TORCH) -> None:
         super().__init__()
         self.config = config
-        self.model = Decoder(config)
+        self.ops = ops
+        self.model = Decoder(config, ops)
         self.lm_head = None if config.tie_embeddings else _linear(config.hidden_size, config.vocab_size)
 
     def forward(self, token_ids: torch.Tensor, positions: torch.Tensor, cache: KVStep) -> torch.Tensor:
@@ -35,89 +35,86 @@ class Llama(nn.Module):
 
     def compute_logits(self, hidden: torch.Tensor) -> torch.Tensor:
         """Hidden states [rows, hidden] -> logits [rows, vocab]. A prefill asks for its last row only."""
-        weight = self.model.embed_tokens.weight if self.lm_head is None else self.lm_head.weight
-        return F.linear(hidden, weight)
+        return self.ops.logits(hidden, self.model.embed_tokens if self.lm_head is None else self.lm_head)
 
 
 class Decoder(nn.Module):
     """Embedding, layers and the final norm."""
 
-    def __init__(self, config: ModelConfig) -> None:
+    def __init__(self, config: ModelConfig, ops: Ops = TORCH) -> None:
         super().__init__()
         self.config = config
+        self.ops = ops
         # Not nn.Embedding(...): its initial values would be thrown away, and drawing them imports a compiler.
         self.embed_tokens = nn.Embedding.from_pretrained(  # type: ignore[no-untyped-call]
             torch.empty(config.vocab_size, config.hidden_size)
         )
-        self.layers = nn.ModuleList(DecoderLayer(config, layer) for layer in range(config.num_layers))
+        self.layers = nn.ModuleList(DecoderLayer(config, layer, ops) for layer in range(config.num_layers))
         self.norm = nn.RMSNorm(config.hidden_size, eps=config.norm_eps)
 
     def forward(self, token_ids: torch.Tensor, positions: torch.Tensor, cache: KVStep) -> torch.Tensor:
-        hidden: torch.Tensor = self.embed_tokens(token_ids)
-        rope = rope_tables(self.config, positions, hidden.dtype)
+        hidden = self.ops.embed(token_ids, self.embed_tokens)
+        rope = self.ops.rope(rope_frequencies(self.config, positions.device), positions, hidden.dtype)
         for layer in self.layers:
             hidden = layer(hidden, rope, cache)
-        return self.norm(hidden)  # type: ignore[no-any-return]
+        return self.ops.norm(hidden, self.norm)
 
 
 class DecoderLayer(nn.Module):
     """Pre-norm attention and MLP, each added to its input."""
 
-    def __init__(self, config: ModelConfig, layer: int) -> None:
+    def __init__(self, config: ModelConfig, layer: int, ops: Ops = TORCH) -> None:
         super().__init__()
+        self.ops = ops
         self.input_layernorm = nn.RMSNorm(config.hidden_size, eps=config.norm_eps)
-        self.self_attn = SelfAttention(config, layer)
+        self.self_attn = SelfAttention(config, layer, ops)
         self.post_attention_layernorm = nn.RMSNorm(config.hidden_size, eps=config.norm_eps)
-        self.mlp = MLP(config)
+        self.mlp = MLP(config, ops)
 
     def forward(self, hidden: torch.Tensor, rope: Rope, cache: KVStep) -> torch.Tensor:
-        hidden = hidden + self.self_attn(self.input_layernorm(hidden), rope, cache)
-        return hidden + self.mlp(self.post_attention_layernorm(hidden))  # type: ignore[no-any-return]
+        hidden = self.self_attn(hidden, self.ops.norm(hidden, self.input_layernorm), rope, cache)
+        return self.mlp(hidden, self.ops.norm(hidden, self.post_attention_layernorm))  # type: ignore[no-any-return]
 
 
 class SelfAttention(nn.Module):
     """Projections and rotary embedding around `attend`."""
 
-    def __init__(self, config: ModelConfig, layer: int) -> None:
+    def __init__(self, config: ModelConfig, layer: int, ops: Ops = TORCH) -> None:
         super().__init__()
         self.layer = layer
+        self.ops = ops
         self.head_dim = config.head_dim
         self.q_proj = _linear(config.hidden_size, config.num_heads * config.head_dim)
         self.k_proj = _linear(config.hidden_size, config.num_kv_heads * config.head_dim)
         self.v_proj = _linear(config.hidden_size, config.num_kv_heads * config.head_dim)
         self.o_proj = _linear(config.num_heads * config.head_dim, config.hidden_size)
 
-    def forward(self, hidden: torch.Tensor, rope: Rope, cache: KVStep) -> torch.Tensor:
-        num_new = hidden.shape[0]
-        queries = rotate(self.q_proj(hidden).view(num_new, -1, self.head_dim), rope)
-        keys = rotate(self.k_proj(hidden).view(num_new, -1, self.head_dim), rope)
-        values = self.v_proj(hidden).view(num_new, -1, self.head_dim)
-        out = attend(queries, keys, values, layer=self.layer, cache=cache)
-        return self.o_proj(out.reshape(num_new, -1))  # type: ignore[no-any-return]
+    def forward(self, residual: torch.Tensor, normed: torch.Tensor, rope: Rope, cache: KVStep) -> torch.Tensor:
+        num_new = normed.shape[0]
+        projected = self.ops.project(normed, (self.q_proj, self.k_proj, self.v_proj))
+        queries, keys, values = (each.view(num_new, -1, self.head_dim) for each in projected)
+        queries, keys = self.ops.rotate(queries, rope), self.ops.rotate(keys, rope)
+        out = attend(queries, keys, values, layer=self.layer, cache=cache, kernel=self.ops.attend)
+        return self.ops.add_projection(residual, out.reshape(num_new, -1), self.o_proj)
 
 
 class MLP(nn.Module):
     """SwiGLU (arXiv:2002.05202)."""
 
-    def __init__(self, config: ModelConfig) -> None:
+    def __init__(self, config: ModelConfig, ops: Ops = TORCH) -> None:
         super().__init__()
+        self.ops = ops
         self.gate_proj = _linear(config.hidden_size, config.intermediate_size)
         self.up_proj = _linear(config.hidden_size, config.intermediate_size)
         self.down_proj = _linear(config.intermediate_size, config.hidden_size)
 
-    def forward(self, hidden: torch.Tensor) -> torch.Tensor:
-        return self.down_proj(F.silu(self.gate_proj(hidden)) * self.up_proj(hidden))  # type: ignore[no-any-return]
+    def forward(self, residual: torch.Tensor, normed: torch.Tensor) -> torch.Tensor:
+        gate, up = self.ops.project(normed, (self.gate_proj, self.up_proj))
+        return self.ops.add_projection(residual, self.ops.gate(gate, up), self.down_proj)
 
 
 def _linear(num_inputs: int, num_outputs: int) -> nn.Linear:
     return nn.Linear(num_inputs, num_outputs, bias=False)
-
-
-def rope_tables(config: ModelConfig, positions: torch.Tensor, dtype: torch.dtype) -> Rope:
-    """Cosines and sines [new, 1, head_dim], computed in float32 whatever the model's dtype."""
-    frequencies = rope_frequencies(config, positions.device)
-    angles = positions.to(torch.float32)[:, None, None] * torch.cat((frequencies, frequencies))
-    return angles.cos().to(dtype), angles.sin().to(dtype)
 
 
 def rope_frequencies(config: ModelConfig, device: torch.device) -> torch.Tensor:
@@ -133,10 +130,3 @@ def _scale(frequencies: torch.Tensor, scaling: RopeScaling) -> torch.Tensor:
     blend = (turns - scaling.low_freq_factor) / (scaling.high_freq_factor - scaling.low_freq_factor)
     keep = blend.clamp(0, 1)
     return frequencies * (keep + (1 - keep) / scaling.factor)
-
-
-def rotate(heads: torch.Tensor, rope: Rope) -> torch.Tensor:
-    """Turn the pairs (i, i + head_dim / 2) of each head [new, heads, head_dim] by its position's angles."""
-    cos, sin = rope
-    first, second = heads.chunk(2, dim=-1)
-    return heads * cos + torch.cat((-second, first), dim=-1) * sin
