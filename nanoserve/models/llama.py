@@ -109,8 +109,8 @@ class MLP(nn.Module):
         self.down_proj = _linear(config.intermediate_size, config.hidden_size)
 
     def forward(self, residual: torch.Tensor, normed: torch.Tensor) -> torch.Tensor:
-        gate, up = self.ops.project(normed, (self.gate_proj, self.up_proj))
-        return self.ops.add_projection(residual, self.ops.gate(gate, up), self.down_proj)
+        gated = self.ops.gate(*self.ops.project(normed, (self.gate_proj, self.up_proj)))
+        return self.ops.add_projection(residual, gated, self.down_proj)
 
 
 def _linear(num_inputs: int, num_outputs: int) -> nn.Linear:
