@@ -100,7 +100,7 @@ def make_memory(
     """What `cache`, one of `config.CACHES`, asks for; a pool of the settings' size."""
     shape, dtype, device = loaded.config, loaded.dtype, loaded.device
     if cache == "paged":
-        pool = PagedPool(shape, settings.num_blocks, settings.block_size, dtype, device)
+        pool = PagedPool(shape, settings.num_blocks, settings.block_size, dtype, device, store=loaded.ops.store)
         return PooledMemory(pool, None if attention == "sdpa" else attention)
 
     def make(request: Request) -> KVCache:

@@ -13,7 +13,9 @@ from nanoserve.errors import ConfigError, RequestError, unknown
 
 DTYPES = ("auto", "float32", "bfloat16", "float16")
 CACHES = ("paged", "contiguous", "growing", "none")
-ATTENTIONS = ("auto", "sdpa", "reference", "triton")
+ATTENTIONS = ("auto", "sdpa", "reference", "triton", "native")
+KERNELS = ("auto", "native", "torch")
+QUANTIZATIONS = ("none", "int8")
 PREFIX_CACHES = ("auto", "lru", "lfu", "fifo", "size", "off")
 
 BLOCK_SIZES = tuple(2**power for power in range(9))
@@ -89,7 +91,9 @@ class EngineConfig(_Options):
     recomputes every position at every step. `kv_memory` sizes the pool (auto, a size such as 2GiB, a share such as 40%
     of what is free). `prefix_cache` keeps the blocks of prompts and answers for requests that begin alike, and names
     what is evicted first when the pool is full (auto: lru with a pool, else off). `attention` is what computes it
-    (auto: a kernel over block tables on a GPU, else SDPA). `seed` fixes the weights of a random model.
+    (auto: a kernel over block tables where there is one, else SDPA). `kernels` native are compiled on this machine, once,
+    for bfloat16 on a CPU that multiplies it (auto: where they can be, else torch). `quantize` int8 keeps matrices in
+    8 bits, a scale for each output. `seed` fixes the weights of a random model.
     """
 
     model: str = "smollm2-135m"
@@ -99,6 +103,8 @@ class EngineConfig(_Options):
     kv_memory: str = "auto"
     prefix_cache: str = "auto"
     attention: str = "auto"
+    kernels: str = "auto"
+    quantize: str = "none"
     seed: int = 0
 
     def __post_init__(self) -> None:
@@ -110,6 +116,10 @@ class EngineConfig(_Options):
             raise ConfigError(unknown("attention", self.attention, ATTENTIONS))
         if self.prefix_cache not in PREFIX_CACHES:
             raise ConfigError(unknown("prefix_cache", self.prefix_cache, PREFIX_CACHES))
+        if self.kernels not in KERNELS:
+            raise ConfigError(unknown("kernels", self.kernels, KERNELS))
+        if self.quantize not in QUANTIZATIONS:
+            raise ConfigError(unknown("quantize", self.quantize, QUANTIZATIONS))
         if self.cache != "paged" and self.prefix_cache not in ("auto", "off"):
             raise ConfigError(f"prefix_cache {self.prefix_cache!r} keeps blocks of cache 'paged', not {self.cache!r}")
 

@@ -18,10 +18,12 @@ import torch
 from safetensors import SafetensorError, safe_open
 
 from nanoserve import catalog
+from nanoserve.cache.kv import NoCache
 from nanoserve.config import DTYPES, EngineConfig, ModelConfig
-from nanoserve.errors import ConfigError, WeightsError, unknown
+from nanoserve.errors import ConfigError, KernelError, WeightsError, unknown
 from nanoserve.hf_config import parse_eos, parse_hf_config
 from nanoserve.models.llama import Llama
+from nanoserve.ops import TORCH, Ops
 from nanoserve.tokenizer import ByteTokenizer, HFTokenizer, Tokenizer
 
 Check = Callable[[ModelConfig, Tokenizer], object]
@@ -33,7 +35,10 @@ _CHUNK = 1 << 22  # random numbers per generator; part of the definition of "sam
 
 @dataclasses.dataclass(frozen=True)
 class LoadedModel:
-    """A model in eval mode on its device. `weights` says in one line where its numbers come from."""
+    """A model in eval mode on its device. `weights` says in one line where its numbers come from.
+
+    `ops` compute it; `notes` say in one line each what could not be had.
+    """
 
     model: Llama
     tokenizer: Tokenizer
@@ -41,6 +46,14 @@ class LoadedModel:
     weights: str
     device: torch.device
     dtype: torch.dtype
+    ops: Ops = TORCH
+    notes: tuple[str, ...] = ()
+
+
+    @property
+    def is_native(self) -> bool:
+        """Whether compiled kernels compute it."""
+        return self.ops is not TORCH
 
 
 @dataclasses.dataclass(frozen=True)
@@ -61,11 +74,44 @@ def load_model(config: EngineConfig, before_weights: Check = lambda *_: None) ->
     dtype = resolve_dtype(config.dtype, device)
     checkpoint = _open(catalog.resolve(config.model), dtype, config.seed)
     before_weights(checkpoint.config, checkpoint.tokenizer)
+    ops, notes = choose_ops(config, device, dtype)
     with torch.device("meta"):
-        model = Llama(checkpoint.config)
+        model = Llama(checkpoint.config, ops)
     _fill(model, checkpoint.tensors, device, dtype, config.model)
     model.eval().requires_grad_(False)
-    return LoadedModel(model, checkpoint.tokenizer, checkpoint.config, checkpoint.weights, device, dtype)
+    if ops is not TORCH:
+        _pack(model)
+    return LoadedModel(
+        model, checkpoint.tokenizer, checkpoint.config, checkpoint.weights, device, dtype, ops=ops, notes=notes
+    )
+
+
+def choose_ops(config: EngineConfig, device: torch.device, dtype: torch.dtype) -> tuple[Ops, tuple[str, ...]]:
+    """What computes a model, and why it is not what would be faster.
+
+    Raises KernelError where `config` asks for native kernels that cannot be had.
+    """
+    if device.type != "cpu" or dtype != torch.bfloat16 or config.kernels == "torch":
+        if config.kernels == "native":
+            raise KernelError(f"kernels 'native' are for bfloat16 on a CPU, not for {dtype} on {device.type}")
+        return TORCH, ()
+    from nanoserve.cpu.build import load_library
+    from nanoserve.cpu.native import NativeOps
+
+    try:
+        library = load_library(catalog.cache_dir() / "kernels")
+    except KernelError as error:
+        if config.kernels == "native":
+            raise
+        return TORCH, (f"plain torch computes the model: {error}",)
+    return NativeOps(library, is_int8=config.quantize == "int8"), ()
+
+
+@torch.inference_mode()
+def _pack(model: Llama) -> None:
+    """One position through the model: whoever packs matrices does so at their first use."""
+    hidden = model(torch.zeros(1, dtype=torch.long), torch.zeros(1, dtype=torch.long), NoCache())
+    model.compute_logits(hidden)
 
 
 def resolve_device(name: str) -> torch.device:

@@ -29,6 +29,13 @@ _SPARE = 8
 """A workspace that is too small grows by an eighth more than is wanted: contexts grow with every step."""
 
 
+Store = Callable[[torch.Tensor, torch.Tensor, torch.Tensor], object]
+
+
+def _copy_lines(lines: torch.Tensor, places: torch.Tensor, new: torch.Tensor) -> None:
+    lines.index_copy_(0, places, new.flatten(0, 1))
+
+
 class PagedPool:
     """Keys and values [layers, 2, kv_heads, slots, head_dim]; slot = block x block size + offset.
 
@@ -37,8 +44,16 @@ class PagedPool:
     """
 
     def __init__(
-        self, config: ModelConfig, num_blocks: int, block_size: int, dtype: torch.dtype, device: torch.device
+        self,
+        config: ModelConfig,
+        num_blocks: int,
+        block_size: int,
+        dtype: torch.dtype,
+        device: torch.device,
+        *,
+        store: Store = _copy_lines,
     ) -> None:
+        """`store` writes new keys or values [new, kv_heads, head_dim] to lines, at as many places."""
         num_slots = num_blocks * block_size
         shape = (config.num_layers, 2, config.num_kv_heads, num_slots, config.head_dim)
         self._buffer = torch.empty(shape, dtype=dtype, device=device)
@@ -47,6 +62,7 @@ class PagedPool:
         self._workspace = torch.empty((2, 0, config.head_dim), dtype=dtype, device=device)
         self._heads = torch.arange(config.num_kv_heads, device=device) * num_slots
         self.block_size, self.num_blocks, self.device = block_size, num_blocks, device
+        self._store = store
 
     @property
     def num_bytes(self) -> int:
@@ -68,7 +84,7 @@ class PagedPool:
     def write(self, layer: int, lines: torch.Tensor, keys: torch.Tensor, values: torch.Tensor) -> None:
         """Keys and values [new, kv_heads, head_dim] to as many lines."""
         for stored, new in zip(self._lines[layer], (keys, values), strict=True):
-            stored.index_copy_(0, lines, new.flatten(0, 1))
+            self._store(stored, lines, new)
 
     def whole(self, layer: int) -> tuple[torch.Tensor, torch.Tensor]:
         """Keys and values [kv_heads, slots, head_dim] of a layer, as they lie."""
@@ -119,12 +135,15 @@ class PagedStep:
     """One step's requests in the pool, in reading order. Slots are worked out here, once for all layers."""
 
     def __init__(self, pool: PagedPool, parts: Sequence[PagedPart], *, in_place: str | None = None) -> None:
-        """`in_place` names the kernel that reads requests with one new position where they are; others are gathered."""
+        """`in_place` names the kernel that reads requests with one new position where they are; others are gathered.
+
+        The native kernel reads all of them where they are.
+        """
         assert [*map(in_reading_order, parts)] == sorted(map(in_reading_order, parts)), "not in reading order"
         self._pool = pool
         slots = [slot for part in parts for slot in part.table.slots(part.num_stored, part.context)]
         self._writes = pool.lines_to_write(torch.tensor(slots, device=pool.device))
-        single = [part for part in parts if part.num_new == 1]
+        single = [part for part in parts if part.num_new == 1 or in_place == "native"]
         self._in_blocks = _in_blocks(pool, single, in_place) if in_place and single else None
         num_left = len(single) if self._in_blocks else 0
         self._reads = [*_reads(pool, _groups(parts[num_left:]), first_row=num_left)]
@@ -193,11 +212,13 @@ def _table_tensor(pool: PagedPool, group: Sequence[PagedPart]) -> torch.Tensor:
 
 def _in_blocks(pool: PagedPool, parts: Sequence[PagedPart], backend: str) -> Callable[..., InBlocks]:
     """All but keys and values, which are each layer's own."""
+    starts = [0, *itertools.accumulate(part.num_new for part in parts)]
     return functools.partial(
         InBlocks,
-        rows=slice(0, len(parts)),
+        rows=slice(0, starts[-1]),
         tables=_table_tensor(pool, parts).int(),
         contexts=torch.tensor([part.context for part in parts], device=pool.device, dtype=torch.int32),
         block_size=pool.block_size,
         backend=backend,
+        row_starts=None if starts[-1] == len(parts) else torch.tensor(starts, device=pool.device, dtype=torch.int32),
     )
