@@ -9,7 +9,7 @@ import torch
 from benchmarks.harness.ceilings import Ceilings
 from benchmarks.harness.counters import count_work
 from benchmarks.harness.efficiency import mbu, mfu, shares_of
-from benchmarks.harness.sources.llama_cost import LlamaCost
+from benchmarks.harness.sources.step_cost import StepCost
 from benchmarks.harness.timing import RunTiming, Stamp
 from nanoserve.cache.contiguous import ContiguousCache
 
@@ -71,17 +71,17 @@ def test_the_flops_of_a_prefill_are_those_that_are_counted_less_what_the_mask_hi
         _, counted = count_work(prefill, prepare=lambda: setattr(cache, "num_cached", 0))
     hidden_pairs = tokens * tokens - tokens * (tokens + 1) / 2
     masked = 4 * config.num_layers * config.num_heads * config.head_dim * hidden_pairs
-    assert LlamaCost(config, 4).prefill_flops(tokens) == counted.flops - masked
+    assert StepCost(config, 4).prefill_flops(tokens) == counted.flops - masked
 
 
 def test_a_decode_step_reads_every_weight_of_a_product_once_and_the_context(tiny):
-    cost, config = LlamaCost(tiny.config, 4), tiny.config
+    cost, config = StepCost(tiny.config, 4), tiny.config
     matrices = [p for name, p in tiny.model.named_parameters() if p.ndim == 2 and "embed" not in name]
     head = config.vocab_size * config.hidden_size if config.tie_embeddings else 0
     weights = 4 * (sum(p.numel() for p in matrices) + head)
     assert cost.read_bytes(0) == weights
     assert cost.read_bytes(100) == weights + 100 * config.kv_bytes_per_token(4)
-    assert LlamaCost(config, 4, keeps_kv=False).read_bytes(100) == weights
+    assert StepCost(config, 4, keeps_kv=False).read_bytes(100) == weights
 
 
 # The ceilings themselves.
