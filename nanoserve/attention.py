@@ -11,7 +11,6 @@ import torch
 import torch.nn.functional as F
 
 from nanoserve.cache.kv import InBlocks, KVStep, Stored
-from nanoserve.config import ATTENTIONS
 from nanoserve.errors import ConfigError
 
 BACKEND = "scaled_dot_product_attention"
@@ -41,7 +40,7 @@ def choose_backend(name: str, device: torch.device, *, is_paged: bool, has_nativ
 
 def _check_triton(device: torch.device) -> None:
     if not _triton_is_here():
-        raise ConfigError(f"attention 'triton' needs the package triton; choose one of: auto, sdpa, reference")
+        raise ConfigError("attention 'triton' needs the package triton; choose one of: auto, sdpa, reference")
     from nanoserve.paged_kernel import check_device
 
     check_device(device)

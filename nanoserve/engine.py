@@ -54,7 +54,9 @@ class Engine:
         self.tokenizer: Tokenizer = loaded.tokenizer
         self._model: CausalModel = loaded.model
         self._eos_token_ids = loaded.config.eos_token_ids or loaded.tokenizer.eos_token_ids
-        self.attention = choose_backend(config.attention, loaded.device, is_paged=cache == "paged", has_native=loaded.is_native)
+        self.attention = choose_backend(
+            config.attention, loaded.device, is_paged=cache == "paged", has_native=loaded.is_native
+        )
         for name in scheduling.keys() - set(SchedulerConfig.option_names()):
             choices = (*_OWN_OPTIONS, *SchedulerConfig.option_names())
             raise ConfigError(unknown("Engine option", name, choices))

@@ -51,10 +51,10 @@ ENGINE = {
     "attention": "errors config cache.kv torch | paged_kernel paged_reference",
     "ops": "attention cache.kv torch",
     "models": "",
-    "models.*": "config attention cache.kv ops torch",
+    "models.*": "config attention cache.kv ops models.* torch",
     "sampling": "errors config torch",
     "gguf_file": "errors config hf_config gguf_tokenizer models.* gguf numpy safetensors tokenizers torch",
-    "weights": "errors config catalog hf_config models.* tokenizer safetensors torch | gguf_file",
+    "weights": "errors config cache.kv catalog hf_config models.* ops tokenizer safetensors torch | cpu.* gguf_file",
     "memory": "errors config cache.sizing models.* psutil torch",
     "answer": "request sampling stopping tokenizer torch",
     "batch": "config request seats cache.* weights torch",
@@ -168,13 +168,12 @@ INSTRUMENT = {
     "harness.sources.sse": "harness.errors",
     "harness.sources.openai": "harness.errors harness.sources.sse harness.timing",
     "harness.sources.huggingface": "harness.errors harness.timing | torch transformers",
-    "harness.sources.llama_cost": "",
-    "harness.sources.llama_twin": "| torch transformers",
+    "harness.sources.step_cost": "",
+    "harness.sources.twin": "| torch transformers",
     "harness.sources.nanoserve": (
         "harness.errors harness.serving harness.sources.nanoserve_reuse harness.timing | "
-        "harness.sources.huggingface harness.sources.llama_cost "
-        "harness.sources.llama_twin harness.sources.nanoserve_parts harness.sources.nanoserve_prefix nanoserve "
-        "nanoserve.* torch"
+        "harness.sources.huggingface harness.sources.nanoserve_parts harness.sources.nanoserve_prefix "
+        "harness.sources.step_cost harness.sources.twin nanoserve nanoserve.* torch"
     ),
     "harness.sources.nanoserve_parts": "harness.errors harness.timing | nanoserve nanoserve.* torch",
     "harness.sources.nanoserve_prefix": "harness.errors | nanoserve.*",

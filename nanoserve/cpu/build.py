@@ -1,7 +1,7 @@
 """From `kernels.cpp` to a library that is loaded: which compiler, for which processor, kept where.
 
-Knows compilers and a folder in which what was compiled is kept, by what it was made of. Refuses to know what the kernels
-do. No header of torch is needed, so a compilation takes seconds; it happens once on a machine.
+Knows compilers and a folder in which what was compiled is kept, by what it was made of. Refuses to know what the
+kernels do. No header of torch is needed, so a compilation takes seconds; it happens once on a machine.
 """
 
 import ctypes
@@ -17,6 +17,7 @@ from pathlib import Path
 from nanoserve.errors import KernelError, one_line
 
 _SOURCE = Path(__file__).parent / "kernels.cpp"
+_PARTS = ("attention.h", "linear.h", "rows.h", "tile.h")
 _COMPILERS = ("g++", "c++", "clang++")
 _COMPILE = ("-std=c++17", "-O3", "-march=native", "-ffast-math", "-fopenmp", "-fPIC", "-c")
 _LINK = ("-shared", "-fopenmp")  # a step of its own: linking with -ffast-math would change rounding in all of Python
@@ -35,7 +36,8 @@ def load_library(folder: Path) -> ctypes.CDLL:
     compiler = next(filter(None, map(shutil.which, _COMPILERS)), None)
     if compiler is None:
         raise KernelError(f"no C++ compiler is here (one of {', '.join(_COMPILERS)}): apt-get install g++")
-    made_of = (_SOURCE.read_text("utf-8"), *_COMPILE, *_LINK, _version(compiler), processor)
+    sources = [path.read_text("utf-8") for path in (_SOURCE, *map(_SOURCE.with_name, _PARTS))]
+    made_of = (*sources, *_COMPILE, *_LINK, _version(compiler), processor)
     path = folder / f"kernels-{hashlib.sha256(repr(made_of).encode()).hexdigest()[:16]}.so"
     if not path.is_file():
         _compile(compiler, path)

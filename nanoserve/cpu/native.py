@@ -1,8 +1,8 @@
 """`Ops` by compiled kernels: matrices packed once, results in buffers that are used again, a call for each operation.
 
-Knows `kernels.cpp`: its list of operations, and where each of them finds its pointers and numbers. Refuses to know models
-and requests. A matrix is packed when it is first used, and its parameter is emptied: no weight is in memory twice.
-What was called can be recorded, and run again as one call.
+Knows `kernels.cpp`: its list of operations, and where each of them finds its pointers and numbers. Refuses to know
+models and requests. A matrix is packed when it is first used, and its parameter is emptied: no weight is in memory
+twice. What was called can be recorded, and run again as one call.
 """
 
 import ctypes
@@ -17,7 +17,7 @@ from nanoserve.cache.kv import InBlocks, Stored
 from nanoserve.ops import Rope
 
 _PANEL = 32
-LINEAR, EMBED, RMS_NORM, ANGLES, ROTATE, GATE, STORE, ATTEND, PACK, PACK_INT8 = range(10)
+LINEAR, EMBED, RMS_NORM, ANGLES, ROTATE, GATE, STORE, ATTEND, PACK, PACK_INT8, LAYER_NORM, GELU = range(12)
 
 
 class Op(ctypes.Structure):
@@ -43,6 +43,14 @@ class Packed:
     num_inputs: int
     bias: torch.Tensor | None = None
     scales: torch.Tensor | None = None
+    matrices: tuple[nn.Module, ...] = ()
+
+    def weights(self) -> Sequence[torch.Tensor]:
+        """Each matrix [outputs, inputs] as it was, in bfloat16."""
+        whole = self.panels.transpose(1, 2).reshape(-1, self.num_inputs)[: sum(self.sizes)]
+        if self.scales is not None:
+            whole = (whole * self.scales[:, None]).bfloat16()
+        return torch.split(whole, self.sizes)
 
 
 class NativeOps:
@@ -56,11 +64,11 @@ class NativeOps:
         self._packed: dict[nn.Module, Packed] = {}
         self._buffers: dict[str, torch.Tensor] = {}
         self._tape: list[Op] | None = None
-        self._contexts = torch.zeros(3, dtype=torch.int32)
+        self._ends = torch.zeros(3, dtype=torch.int32)
 
     def embed(self, token_ids: torch.Tensor, embedding: nn.Embedding) -> torch.Tensor:
         table = self._pack((embedding,))
-        out = self._buffer("hidden", (len(token_ids), table.num_inputs))
+        out = self._buffer(f"embed-{id(embedding)}", (len(token_ids), table.num_inputs))
         self._run(EMBED, (token_ids, table.panels, out, table.scales), out.shape)
         return out
 
@@ -73,11 +81,21 @@ class NativeOps:
         self._run(RMS_NORM, (inputs, norm.weight, out), counts, norm.eps)
         return out
 
+    def layer_norm(self, inputs: torch.Tensor, norm: nn.LayerNorm) -> torch.Tensor:
+        out = self._buffer("norm", inputs.shape)
+        self._run(LAYER_NORM, (inputs, norm.weight, out, norm.bias), inputs.shape, norm.eps)
+        return out
+
+    def gelu(self, inputs: torch.Tensor) -> torch.Tensor:
+        out = self._buffer("gate", inputs.shape)
+        self._run(GELU, (inputs, out), inputs.shape)
+        return out
+
     def project(self, inputs: torch.Tensor, matrices: Sequence[nn.Linear]) -> Sequence[torch.Tensor]:
         packed = self._pack(matrices)
         out = self._buffer("project", (inputs.shape[0], sum(packed.sizes)))
         self._linear(inputs, packed, out)
-        return out.split(packed.sizes, dim=1)
+        return torch.split(out, packed.sizes, dim=1)
 
     def add_projection(self, residual: torch.Tensor, inputs: torch.Tensor, matrix: nn.Linear) -> torch.Tensor:
         self._linear(inputs, self._pack((matrix,)), residual, residual)
@@ -110,33 +128,31 @@ class NativeOps:
         self._run(STORE, (lines, places, new), (*new.shape, new.stride(0)))
 
     def attend(self, queries: torch.Tensor, stored: Stored | InBlocks) -> torch.Tensor:
-        if isinstance(stored, InBlocks):
-            starts, tables = stored.row_starts, stored.tables
-            places, block = (tables, stored.contexts, starts), (stored.block_size, tables.stride(0))
-            return self._attend(queries, stored.keys, stored.values, places, len(stored.contexts), block)
-        if stored.keys.shape[0] > 1:
+        """What a request has stored, or a pool has in blocks; requests that were gathered are plain torch's."""
+        if isinstance(stored, InBlocks) and stored.backend == "native":
+            places = (stored.tables, stored.contexts, stored.row_starts)
+            return self._attend(queries, (stored.keys, stored.values), places, block_size=stored.block_size)
+        if isinstance(stored, InBlocks) or stored.keys.shape[0] > 1:
             return attend_some(queries, stored)
-        context = stored.keys.shape[2]
-        if self._contexts.tolist() != [context, 0, len(queries)]:
-            self._contexts = torch.tensor([context, 0, len(queries)], dtype=torch.int32)
-        places = (None, self._contexts, self._contexts[1:])
-        return self._attend(queries, stored.keys[0], stored.values[0], places, 1, (1, 0))
+        ends = [stored.keys.shape[2], 0, len(queries)]
+        if self._ends.tolist() != ends:
+            self._ends = torch.tensor(ends, dtype=torch.int32)
+        return self._attend(queries, (stored.keys[0], stored.values[0]), (None, self._ends[:1], self._ends[1:]))
 
     def _attend(
         self,
         queries: torch.Tensor,
-        keys: torch.Tensor,
-        values: torch.Tensor,
-        places: Sequence[torch.Tensor | None],
-        num_requests: int,
-        block: tuple[int, int],
+        stored: tuple[torch.Tensor, torch.Tensor],
+        places: tuple[torch.Tensor | None, torch.Tensor, torch.Tensor | None],
+        block_size: int = 1,
     ) -> torch.Tensor:
         """Keys and values [kv_heads, positions or slots, head_dim]; `places` are tables, contexts and row starts."""
-        _, num_heads, head_dim = queries.shape
+        (keys, values), (tables, contexts, _) = stored, places
         out = self._buffer("attend", queries.shape)
-        shape = (num_requests, num_heads, keys.shape[0], head_dim)
+        shape = (len(contexts), queries.shape[1], keys.shape[0], queries.shape[2])
         strides = (queries.stride(0), keys.stride(0), keys.stride(1))
-        self._run(ATTEND, (queries, keys, values, out, *places), (*shape, *strides, *block), head_dim**-0.5)
+        blocks = (block_size, 0 if tables is None else tables.stride(0))
+        self._run(ATTEND, (queries, keys, values, out, *places), (*shape, *strides, *blocks), queries.shape[2] ** -0.5)
         return out
 
     def _linear(
@@ -155,9 +171,7 @@ class NativeOps:
             held = self._buffers[name] = torch.empty(num, dtype=dtype)
         return held[:num].view(shape)
 
-    def _run(
-        self, kind: int, at: Sequence[torch.Tensor | None], counts: Sequence[int], scale: float = 0.0
-    ) -> None:
+    def _run(self, kind: int, at: Sequence[torch.Tensor | None], counts: Sequence[int], scale: float = 0.0) -> None:
         places = (None if each is None else each.data_ptr() for each in at)
         op = Op(kind, scale, (ctypes.c_void_p * 8)(*places), (ctypes.c_int64 * 10)(*counts))
         self._call(ctypes.addressof(op), 1, torch.get_num_threads())
@@ -189,9 +203,10 @@ class NativeOps:
         return self._packed[matrices[0]]
 
     def _packed_of(self, matrices: Sequence[nn.Linear | nn.Embedding]) -> Packed:
-        weights = [each.weight for each in matrices]
-        biases = [each.bias for each in matrices if isinstance(each, nn.Linear) and each.bias is not None]
-        whole = (torch.cat([*weights]) if len(weights) > 1 else weights[0]).detach().contiguous()
+        weights: list[torch.Tensor] = [each.weight for each in matrices]
+        all_biases: list[torch.Tensor | None] = [getattr(each, "bias", None) for each in matrices]
+        biases = [each for each in all_biases if each is not None]
+        whole = (torch.cat(weights) if len(weights) > 1 else weights[0]).detach().contiguous()
         scales = None
         if self._is_int8:
             whole, scales = quantize(whole)
@@ -201,7 +216,17 @@ class NativeOps:
         sizes = tuple(len(weight) for weight in weights)
         for each in matrices:
             each.weight = nn.Parameter(each.weight.new_empty(0), requires_grad=False)
-        return Packed(panels, sizes, num_inputs, torch.cat(biases) if biases else None, scales)
+        return Packed(panels, sizes, num_inputs, torch.cat(biases) if biases else None, scales, tuple(matrices))
+
+    def tensors(self, model: nn.Module) -> dict[str, torch.Tensor]:
+        """Matrices come out of their panels again, rounded as int8 if they are."""
+        names = {module: f"{name}.weight" for name, module in model.named_modules()}
+        unpacked = {
+            names[matrix]: weight
+            for packed in self._packed.values()
+            for matrix, weight in zip(packed.matrices, packed.weights(), strict=True)
+        }
+        return model.state_dict() | unpacked
 
 
 def quantize(weight: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
