@@ -83,8 +83,10 @@ void attend(const Op& op, Team team) {
       const int64_t num = std::min(ROWS, num_rows - row);
       const int64_t limit = context - num_new + (row + num - 1) / group + 1;
       const int64_t padded = (limit + PANEL - 1) / PANEL * PANEL;
-      auto place = [&](int64_t r) { return (first + (row + r) / group) * op.n[4] + (head * group + (row + r) % group) * dim; };
-      for (int64_t r = 0; r < num; r++) memcpy(&queries[r * dim], (const bf16*)op.at[0] + place(r), dim * 2);
+      for (int64_t r = 0; r < num; r++) {
+        const int64_t position = first + (row + r) / group, which = head * group + (row + r) % group;
+        memcpy(&queries[r * dim], (const bf16*)op.at[0] + position * op.n[4] + which * dim, dim * 2);
+      }
       std::fill(scores.begin(), scores.begin() + padded * ROWS, 0.0f);
       for (int64_t panel = 0; panel < padded / PANEL; panel++)
         TILES[num](queries.data(), dim, &packed.keys[panel * PANEL * dim], dim / 2, &scores[panel * ROWS * PANEL]);

@@ -18,7 +18,7 @@ using Kernel = void (*)(const Op&, Team);
 const Kernel KERNELS[] = {linear, embed, rms_norm, angles, rotate, gate, store, attend, pack<bf16>, pack<int8_t>,
                           layer_norm, gelu};
 
-// Wait until all threads have come here. OpenMP's own barrier spins on when a thread has lost its core to somebody else.
+// Wait until all threads are here. OpenMP's own barrier goes on spinning when a thread has lost its core to somebody.
 struct Barrier {
   std::atomic<int64_t> arrived{0}, rounds{0};
 

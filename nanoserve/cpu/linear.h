@@ -16,8 +16,8 @@ void finish(const Op& op, int64_t first, float* sums) {
     bf16* out = (bf16*)op.at[2] + place;
     if (scales) for (int64_t i = 0; i < num; i++) sums[i] *= scales[first + i];
     if (bias) for (int64_t i = 0; i < num; i++) sums[i] += widen(bias[first + i]);
+    if (residual) for (int64_t i = 0; i < num; i++) sums[i] = widen(narrow(sums[i])) + widen(residual[place + i]);
     if (op.n[4]) memcpy((float*)op.at[2] + place, sums, num * 4);
-    else if (residual) for (int64_t i = 0; i < num; i++) out[i] = narrow(widen(narrow(sums[i])) + widen(residual[place + i]));
     else narrow_all(sums, out, num);
   }
 }
@@ -30,7 +30,7 @@ void linear(const Op& op, Team team) {
   static thread_local std::vector<bf16> wide;
   const int64_t num_rows = op.n[0], num_inputs = op.n[1], panels = (op.n[2] + PANEL - 1) / PANEL;
   const bool is_int8 = op.at[5];
-  // A chunk of a few panels stays in the second cache while all rows pass; int8 for few rows in the first, once widened.
+  // Chunks of a few panels stay in the second cache while all rows pass; int8 for few rows, once widened, in the first.
   const int64_t chunk = is_int8 && num_rows <= ROWS ? 512 : 2048, most = num_rows > 4 * ROWS ? 4 : 1;
   const int64_t padded = (num_rows + ROWS - 1) / ROWS * ROWS;
   sums.resize(most * padded * PANEL), wide.resize(is_int8 ? most * chunk * PANEL : 0);

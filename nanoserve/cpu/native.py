@@ -50,7 +50,7 @@ class Packed:
         whole = self.panels.transpose(1, 2).reshape(-1, self.num_inputs)[: sum(self.sizes)]
         if self.scales is not None:
             whole = (whole * self.scales[:, None]).bfloat16()
-        return torch.split(whole, self.sizes)
+        return torch.split(whole, list(self.sizes))
 
 
 class NativeOps:
@@ -63,7 +63,7 @@ class NativeOps:
         self._is_int8 = is_int8
         self._packed: dict[nn.Module, Packed] = {}
         self._buffers: dict[str, torch.Tensor] = {}
-        self._tape: list[Op] | None = None
+        self._tape: list[tuple[Op, Sequence[torch.Tensor | None]]] | None = None
         self._ends = torch.zeros(3, dtype=torch.int32)
 
     def embed(self, token_ids: torch.Tensor, embedding: nn.Embedding) -> torch.Tensor:
@@ -95,7 +95,7 @@ class NativeOps:
         packed = self._pack(matrices)
         out = self._buffer("project", (inputs.shape[0], sum(packed.sizes)))
         self._linear(inputs, packed, out)
-        return torch.split(out, packed.sizes, dim=1)
+        return torch.split(out, list(packed.sizes), dim=1)
 
     def add_projection(self, residual: torch.Tensor, inputs: torch.Tensor, matrix: nn.Linear) -> torch.Tensor:
         self._linear(inputs, self._pack((matrix,)), residual, residual)
@@ -176,7 +176,7 @@ class NativeOps:
         op = Op(kind, scale, (ctypes.c_void_p * 8)(*places), (ctypes.c_int64 * 10)(*counts))
         self._call(ctypes.addressof(op), 1, torch.get_num_threads())
         if self._tape is not None:
-            self._tape.append(op)
+            self._tape.append((op, at))
 
     def record(self, run: Callable[[], torch.Tensor]) -> Callable[[], torch.Tensor]:
         """Run it once, and return what runs its operations again, on what then lies where their inputs lay.
@@ -186,13 +186,13 @@ class NativeOps:
         self._tape = []
         try:
             result = run()
-            tape = (Op * len(self._tape))(*self._tape)
+            tape, kept = (Op * len(self._tape))(*(op for op, _ in self._tape)), [at for _, at in self._tape]
         finally:
             self._tape = None
-        kept = (tape, [*self._buffers.values()])
 
         def replay() -> torch.Tensor:
-            self._call(ctypes.addressof(kept[0]), len(kept[0]), torch.get_num_threads())
+            assert len(kept) == len(tape), "the tensors whose addresses are on the tape"
+            self._call(ctypes.addressof(tape), len(tape), torch.get_num_threads())
             return result
 
         return replay

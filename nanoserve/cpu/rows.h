@@ -32,7 +32,8 @@ void layer_norm(const Op& op, Team team) {
     const float mean = sum / width;
     for (int64_t i = 0; i < width; i++) squares += (widen(in[i]) - mean) * (widen(in[i]) - mean);
     const float factor = 1 / std::sqrt(squares / width + float(op.scale));
-    for (int64_t i = 0; i < width; i++) out[i] = narrow((widen(in[i]) - mean) * factor * widen(weight[i]) + widen(bias[i]));
+    for (int64_t i = 0; i < width; i++)
+      out[i] = narrow((widen(in[i]) - mean) * factor * widen(weight[i]) + widen(bias[i]));
   }
 }
 
@@ -46,7 +47,7 @@ void gelu(const Op& op, Team team) {
   }
 }
 
-// cosines and sines [rows, pairs] in float32. at: frequencies (float), positions (int64), cosines, sines. n: rows, pairs.
+// cosines and sines [rows, pairs]. at: frequencies (float), positions (int64), cosines, sines (float). n: rows, pairs.
 void angles(const Op& op, Team team) {
   for (int64_t row = team.begin(op.n[0]); row < team.end(op.n[0]); row++)
     for (int64_t i = 0; i < op.n[1]; i++) {

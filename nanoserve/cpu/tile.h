@@ -4,8 +4,8 @@
 // inputs of 16 outputs to a register, as VDPBF16PS multiplies them. One tile of 1 to 12 rows and 32 outputs serves
 // decode, which is as fast as memory, and prefill, which is as fast as the multipliers.
 //
-// Every row comes out the same whatever stands beside it: sums go over inputs, and over positions, in one order, however
-// many rows there are. So a request's tokens depend neither on its batch nor on how its prompt was cut into chunks.
+// Every row comes out the same whatever stands beside it: sums go over inputs, and over positions, in one order,
+// however many rows there are. A request's tokens depend neither on its batch nor on how its prompt was cut into chunks.
 
 #pragma once
 
