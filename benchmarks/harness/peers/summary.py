@@ -12,7 +12,7 @@ from statistics import median
 from benchmarks.harness.peers.columns import Column
 from benchmarks.harness.peers.registry import Peer
 from benchmarks.harness.peers.rounds import Turn
-from benchmarks.harness.stats import Estimate, paired_ratio, quantile
+from benchmarks.harness.stats import Estimate, median_absolute_deviation, paired_ratio
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -27,11 +27,9 @@ class Cell:
         return median(self.by_round.values()) if self.by_round else None
 
     @property
-    def quartiles(self) -> tuple[float, float] | None:
-        """None below two rounds: no spread."""
-        values = [*self.by_round.values()]
-        low, high = quantile(values, 0.25), quantile(values, 0.75)
-        return None if len(values) < 2 or low is None or high is None else (low, high)
+    def mad(self) -> float | None:
+        """The median distance from the median; None below two rounds: no spread."""
+        return median_absolute_deviation([*self.by_round.values()])
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

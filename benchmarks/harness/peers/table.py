@@ -15,14 +15,20 @@ WIDTH = 160
 
 def headings(told: Document) -> list[str]:
     """A column for each peer, then one for each of our arms that was set against others."""
-    return ["", *(peer["name"] for peer in told["peers"]), *(f"{ours} / best" for ours in _our_arms(told))]
+    return [
+        "quantity",
+        "better",
+        *(peer["name"] for peer in told["peers"]),
+        *(f"{ours} / best" for ours in _our_arms(told)),
+    ]
 
 
 def rows(told: Document) -> list[list[str]]:
-    """A row for each quantity: median and quartiles of each peer, then the ratios."""
+    """A row for each quantity: median and spread of each peer, then the ratios."""
     return [
         [
-            f"{column['title']} ({column['unit']}, {'higher' if column['is_more_better'] else 'lower'} is better)",
+            f"{column['title']}, {column['unit']}",
+            "higher" if column["is_more_better"] else "lower",
             *(_cell_text(column["cells"][peer["name"]]) for peer in told["peers"]),
             *(_ratio_text(column, ours) for ours in _our_arms(told)),
         ]
@@ -37,8 +43,7 @@ def _our_arms(told: Document) -> list[str]:
 def _cell_text(cell: Mapping[str, Any]) -> str:
     if cell["median"] is None:
         return "failed"
-    spread = "" if cell["quartiles"] is None else " [{} .. {}]".format(*map(number_text, cell["quartiles"]))
-    return number_text(cell["median"]) + spread
+    return number_text(cell["median"]) + ("" if cell["mad"] is None else f" ±{number_text(cell['mad'])}")
 
 
 def _ratio_text(column: Mapping[str, Any], ours: str) -> str:
@@ -46,7 +51,7 @@ def _ratio_text(column: Mapping[str, Any], ours: str) -> str:
         if each["ours"] == ours and each["value"] is not None:
             is_ahead = (each["value"] > 1) == column["is_more_better"]
             ends = "" if each["low"] is None else f" [{each['low']:.2f} .. {each['high']:.2f}]"
-            return f"{each['value']:.2f}{ends} of {each['best']}{', ahead' if is_ahead else ''}"
+            return f"{each['value']:.2f}{ends} x {each['best']}{', ahead' if is_ahead else ''}"
     return ""
 
 
@@ -55,8 +60,8 @@ def foot(told: Document) -> Iterator[str]:
     about, host = told["about"], told["host"]
     most = max((cell["n"] for column in told["columns"] for cell in column["cells"].values()), default=0)
     yield (
-        f"median [quartiles] of n = {most} rounds, a value each; the ratio is the median of the rounds' ratios to the "
-        f"best other peer with weights of the same dtype, with its 95 % interval"
+        f"median ± median absolute deviation of n = {most}, one value a round; the ratio is the median of the rounds' "
+        f"ratios to the best other peer with weights of the same dtype, with its 95 % interval"
     )
     yield from _failures(told)
     yield from _few(told, most)
@@ -136,7 +141,11 @@ def as_text(told: Document, *, width: int = WIDTH) -> str:
     from rich.console import Console
     from rich.table import Table
 
-    table = Table(*headings(told), box=SIMPLE_HEAD, title=f"peers on {told['about']['model']}", title_justify="left")
+    table = Table(
+        box=SIMPLE_HEAD, title=f"peers on {told['about']['model']}", title_justify="left", padding=(0, 1, 0, 0)
+    )
+    for heading in headings(told):
+        table.add_column(heading, no_wrap=not heading.endswith("/ best"))
     for row in rows(told):
         table.add_row(*row)
     console = Console(file=io.StringIO(), width=width, highlight=False, markup=False, emoji=False, soft_wrap=False)
