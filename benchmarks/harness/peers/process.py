@@ -22,6 +22,7 @@ LOAD_S = 900.0
 ASK_S = 300.0
 
 _END_S = 5.0
+_LEAVE_S = 1.0  # nothing of a worker that has been told to end is wanted any more
 
 
 class Reply(NamedTuple):
@@ -73,7 +74,7 @@ class PeerWorker:
         with contextlib.suppress(OSError):
             self._to_it.close()
         with contextlib.suppress(subprocess.TimeoutExpired):
-            self._process.wait(_END_S)
+            self._process.wait(_LEAVE_S)
         self._kill()
 
     @property

@@ -82,25 +82,39 @@ def run_session(peers: Sequence[Peer], columns: Sequence[Column], bench: Bench, 
 
 @contextlib.contextmanager
 def started(peers: Sequence[Peer], bench: Bench) -> Iterator[Started]:
-    """Start one worker after the other, each alone while it loads, and end them all in the end."""
-    found = Started({}, {}, {})
+    """Convert for everyone, then start one worker after the other, each alone while it loads; end them all in the end.
+
+    Converting takes more memory than a worker, and no worker is there yet.
+    """
+    found, weights = Started({}, {}, {}), dict[str, Path]()
+    for peer in peers:
+        with _told(peer, found, bench):
+            weights[peer.name] = bench.store.path_for(peer, bench.environments.python(peer))
     with contextlib.ExitStack() as stack:
         for peer in peers:
-            bench.progress.step(f"{peer.name}: loading")
-            try:
-                worker = stack.enter_context(contextlib.closing(_start(peer, bench)))
-                found.said[peer.name] = worker.about()
-                found.workers[peer.name] = worker
-            except (PeerError, OSError) as error:
-                found.failures[peer.name] = str(error)
-                bench.progress.step(f"{peer.name}: {error}")
+            with _told(peer, found, bench):
+                if peer.name in weights:
+                    bench.progress.step(f"{peer.name}: loading")
+                    worker = stack.enter_context(contextlib.closing(_start(peer, weights[peer.name], bench)))
+                    found.said[peer.name] = worker.about()
+                    found.workers[peer.name] = worker
         yield found
 
 
-def _start(peer: Peer, bench: Bench) -> PeerWorker:
-    about, python = bench.facts.about, bench.environments.python(peer)
-    words = command(peer, python, bench.store.path_for(peer, python), about)
-    return PeerWorker(words, environment(bench.environments.environ(peer), about), bench.logs / f"{peer.name}.log")
+@contextlib.contextmanager
+def _told(peer: Peer, found: Started, bench: Bench) -> Iterator[None]:
+    """Whoever fails here is told, and the next one has its turn."""
+    try:
+        yield
+    except (PeerError, OSError) as error:
+        found.failures[peer.name] = str(error)
+        bench.progress.step(f"{peer.name}: {error}")
+
+
+def _start(peer: Peer, weights: Path, bench: Bench) -> PeerWorker:
+    about, environments = bench.facts.about, bench.environments
+    words = command(peer, environments.python(peer), weights, about)
+    return PeerWorker(words, environment(environments.environ(peer), about), bench.logs / f"{peer.name}.log")
 
 
 def command(peer: Peer, python: Path, weights: Path, about: Mapping[str, Any]) -> list[str]:

@@ -67,9 +67,9 @@ def foot(told: Document) -> Iterator[str]:
     yield from _few(told, most)
     for name, each in told["agreement"].items():
         yield (
-            f"greedy tokens of {name} against ours, {each['num_runs']} runs of {each['num_tokens']}: the first agrees "
-            f"in {each['num_equal_first']}, all in {each['num_equal_runs']}, and {each['median_equal']:g} before the "
-            f"first difference in the middle run"
+            f"greedy tokens of {name} against ours, of {each['num_runs']} x {each['num_tokens']}: the first one agrees "
+            f"in {each['num_equal_first']}, all in {each['num_equal_runs']}; the median before a difference is "
+            f"{each['median_equal']:g}"
         )
     yield from _share_lines(told["shares"])
     yield from _host_lines(host)
