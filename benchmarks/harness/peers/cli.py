@@ -153,7 +153,8 @@ def _facts(store: "WeightStore", model: str, choice: Choice) -> "Facts":
     told = {"model": model, "dtype": "bfloat16", "num_threads": torch.get_num_threads(), "seed": choice.seed}
     about = {**provenance(package_folder(), told), "command": shlex.join(sys.argv)}
     shape = shape_of(store.folder)
-    return Facts(shape.vocab_size, cost_of(store.folder), lambda: Ceilings("cpu", torch.bfloat16), about)
+    dtypes = (torch.float32, torch.bfloat16)
+    return Facts(shape.vocab_size, cost_of(store.folder), lambda: [Ceilings("cpu", each) for each in dtypes], about)
 
 
 def _write(told: dict[str, Any], stem: Path) -> None:

@@ -30,7 +30,7 @@ class Facts(NamedTuple):
 
     vocab_size: int
     cost: Any
-    make_ceilings: Callable[[], Any]
+    make_ceilings: Callable[[], Sequence[Any]]
     about: Mapping[str, Any]
 
 
