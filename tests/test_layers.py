@@ -175,6 +175,10 @@ INSTRUMENT = {
         "harness.sources.huggingface harness.sources.nanoserve_parts harness.sources.nanoserve_prefix "
         "harness.sources.step_cost harness.sources.twin nanoserve nanoserve.* torch"
     ),
+    "harness.sources.nanoserve_export": (
+        "harness.errors harness.files | harness.sources.llama_cost nanoserve nanoserve.* safetensors torch"
+    ),
+    "harness.sources.nanoserve_worker": "harness.peers.workers.protocol | nanoserve torch",
     "harness.sources.nanoserve_parts": "harness.errors harness.timing | nanoserve nanoserve.* torch",
     "harness.sources.nanoserve_prefix": "harness.errors | nanoserve.*",
     "harness.sources.nanoserve_reuse": (
@@ -315,6 +319,39 @@ INSTRUMENT = {
         "harness.errors time typer | harness.github.client harness.github.comments harness.github.issues "
         "harness.nightly.folder httpx2"
     ),
+    # Other engines beside ours. A worker knows its engine, in an environment of its own, and nothing else of this.
+    "harness.peers": "",
+    "harness.peers.workers": "",
+    "harness.peers.workers.protocol": "time",
+    "harness.peers.workers.on_transformers": "harness.peers.workers.protocol | torch transformers",
+    "harness.peers.workers.on_llama_cpp": "harness.peers.workers.protocol | llama_cpp",
+    "harness.peers.workers.on_vllm": "harness.peers.workers.protocol | vllm",
+    "harness.peers.workers.on_openvino": "harness.peers.workers.protocol | numpy openvino openvino_genai",
+    "harness.peers.registry": "harness.errors",
+    "harness.peers.install": "harness.errors harness.files harness.nightly.runner harness.peers.registry",
+    "harness.peers.gguf_writer": "| gguf numpy safetensors torch",
+    "harness.peers.weights": ("harness.errors harness.nightly.runner harness.peers.gguf_writer harness.peers.registry"),
+    "harness.peers.process": "harness.errors",
+    "harness.peers.columns": "harness.errors harness.peers.process",
+    "harness.peers.rounds": "harness.errors harness.peers.columns harness.peers.process",
+    "harness.peers.summary": ("harness.peers.columns harness.peers.registry harness.peers.rounds harness.stats"),
+    "harness.peers.host": (
+        "harness.ceilings harness.efficiency harness.peers.process harness.peers.rounds harness.timing time | psutil"
+    ),
+    "harness.peers.document": (
+        "harness.efficiency harness.peers.columns harness.peers.host harness.peers.registry harness.peers.rounds "
+        "harness.peers.summary"
+    ),
+    "harness.peers.table": "harness.markdown harness.report | rich",
+    "harness.peers.session": (
+        "harness.errors harness.gate.progress harness.gate.spin harness.peers.columns harness.peers.document "
+        "harness.peers.host harness.peers.install harness.peers.process harness.peers.registry harness.peers.rounds "
+        "harness.peers.weights"
+    ),
+    "harness.peers.cli": (
+        "harness.errors harness.files harness.gate.progress typer | harness.ceilings harness.nightly.runner "
+        "harness.peers.* harness.provenance harness.sources.nanoserve harness.sources.nanoserve_export torch"
+    ),
     # The only files that know pytest.
     "harness.gate.session": "harness.* pytest",
     "harness.gate.beside": (
@@ -381,7 +418,7 @@ INSTRUMENT = {
     "studies.gate_power": "studies.gates typer time | harness.gate.*",
     "studies.gates": "harness.gate.* harness.metrics harness.stats | asv asv_runner",
     "__main__": (
-        "harness.gate.cli harness.github.cli harness.nightly.cli typer | harness.archive "
+        "harness.gate.cli harness.github.cli harness.nightly.cli harness.peers.cli typer | harness.archive "
         "harness.count_gate harness.doctor harness.errors harness.exports harness.hit_curves"
     ),
     "": "",
