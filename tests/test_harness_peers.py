@@ -14,7 +14,7 @@ from benchmarks.harness.peers import columns, document, host, registry, rounds, 
 from benchmarks.harness.peers.columns import COLUMNS, Scene, find_columns, scenes_of
 from benchmarks.harness.peers.process import Reply
 from benchmarks.harness.peers.rounds import Prompts, Turn, measure
-from benchmarks.harness.sources.llama_cost import LlamaCost
+from benchmarks.harness.sources.step_cost import StepCost
 
 SHORT = Scene(name="short", prompt_tokens=3, new_tokens=6)
 PREFIX = Scene(name="prefix", prompt_tokens=5, prefix_tokens=3)
@@ -295,5 +295,5 @@ def test_shares_take_what_a_llama_costs():
         vocab_size=10, hidden_size=4, intermediate_size=8, num_layers=1, num_heads=2, num_kv_heads=1, head_dim=2
     )
     looks = [host.Look(0, 1e9, 1e9, {})]
-    (first, _) = host.shares([Turn(1, LONG, "a", [reply([1, 2, 3])])], LlamaCost(shape, 2), looks, ["a"])
+    (first, _) = host.shares([Turn(1, LONG, "a", [reply([1, 2, 3])])], StepCost(shape, 2), looks, ["a"])
     assert 0 < first.value < 1e-2

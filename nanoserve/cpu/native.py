@@ -7,6 +7,7 @@ twice. What was called can be recorded, and run again as one call.
 
 import ctypes
 import dataclasses
+import math
 from collections.abc import Callable, Sequence
 
 import torch
@@ -53,6 +54,27 @@ class Packed:
         return torch.split(whole, list(self.sizes))
 
 
+class Arena:
+    """Memory in large pieces, handed out in order: matrices that are used one after the other lie so, too.
+
+    Only what is written to becomes real memory.
+    """
+
+    _PIECE_BYTES = 1 << 28
+
+    def __init__(self) -> None:
+        self._left = torch.empty(0, dtype=torch.uint8)
+
+    def take(self, shape: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
+        """Uninitialised, at the beginning of a cache line."""
+        num_bytes = math.prod(shape) * dtype.itemsize
+        if self._left.numel() < num_bytes + 64:
+            self._left = torch.empty(max(self._PIECE_BYTES, num_bytes + 64), dtype=torch.uint8)
+        taken = self._left[-self._left.data_ptr() % 64 :]
+        self._left = taken[num_bytes:]
+        return taken[:num_bytes].view(dtype).view(shape)
+
+
 class NativeOps:
     """See `Ops`, for bfloat16 on a CPU. Results lie in buffers that the next call of the same operation overwrites."""
 
@@ -61,6 +83,7 @@ class NativeOps:
         self._call.argtypes = (ctypes.c_void_p, ctypes.c_int64, ctypes.c_int64)
         self._call.restype = None
         self._is_int8 = is_int8
+        self._arena = Arena()
         self._packed: dict[nn.Module, Packed] = {}
         self._buffers: dict[str, torch.Tensor] = {}
         self._tape: list[tuple[Op, Sequence[torch.Tensor | None]]] | None = None
@@ -163,9 +186,7 @@ class NativeOps:
 
     def _buffer(self, name: str, shape: Sequence[int], dtype: torch.dtype = torch.bfloat16) -> torch.Tensor:
         """Memory for a result, the same for all results of a name: fresh pages would cost more than the operation."""
-        num = 1
-        for length in shape:
-            num *= length
+        num = math.prod(shape)
         held = self._buffers.get(name)
         if held is None or held.numel() < num:
             held = self._buffers[name] = torch.empty(num, dtype=dtype)
@@ -211,7 +232,7 @@ class NativeOps:
         if self._is_int8:
             whole, scales = quantize(whole)
         rows, num_inputs = whole.shape
-        panels = torch.empty((-(-rows // _PANEL), num_inputs // 2, _PANEL, 2), dtype=whole.dtype)
+        panels = self._arena.take((-(-rows // _PANEL), num_inputs // 2, _PANEL, 2), whole.dtype)
         self._run(PACK_INT8 if self._is_int8 else PACK, (whole, panels), (rows, num_inputs))
         sizes = tuple(len(weight) for weight in weights)
         for each in matrices:

@@ -5,7 +5,7 @@
 // decode, which is as fast as memory, and prefill, which is as fast as the multipliers.
 //
 // Every row comes out the same whatever stands beside it: sums go over inputs, and over positions, in one order,
-// however many rows there are. A request's tokens depend neither on its batch nor on how its prompt was cut into chunks.
+// however many rows there are. A request's tokens depend neither on its batch nor on how its prompt was cut.
 
 #pragma once
 
@@ -53,51 +53,64 @@ bf16 narrow(float number) {
 }
 
 void narrow_all(const float* from, bf16* to, int64_t num) {
-  for (int64_t i = 0; i < num; i++) to[i] = narrow(from[i]);
+  int64_t i = 0;
+  for (; i + 16 <= num; i += 16)
+    _mm256_storeu_si256((__m256i*)(to + i), (__m256i)_mm512_cvtneps_pbh(_mm512_loadu_ps(from + i)));
+  for (; i < num; i++) to[i] = narrow(from[i]);
 }
 
-// sums [rows][32] += inputs [rows, 2 pairs] x panel [pairs][32][2].
-template <int NUM>
-void tile(const bf16* inputs, int64_t stride, const bf16* panel, int64_t pairs, float* sums) {
-  __m512 low[NUM], high[NUM];
-#pragma GCC unroll 12
-  for (int row = 0; row < NUM; row++) {
-    low[row] = _mm512_loadu_ps(sums + row * PANEL);
-    high[row] = _mm512_loadu_ps(sums + row * PANEL + 16);
-  }
-  for (int64_t pair = 0; pair < pairs; pair++) {
-    __m512bh left = (__m512bh)_mm512_loadu_si512(panel + pair * 2 * PANEL);
-    __m512bh right = (__m512bh)_mm512_loadu_si512(panel + pair * 2 * PANEL + PANEL);
-    if (NUM <= 2) {  // nothing but memory to wait for
-      _mm_prefetch((const char*)(panel + pair * 2 * PANEL + 2048), _MM_HINT_T0);
-      _mm_prefetch((const char*)(panel + pair * 2 * PANEL + 2048 + PANEL), _MM_HINT_T0);
-    }
+// exp(numbers) for numbers up to 0: 2 to the whole part, and a polynomial for the rest.
+__m512 exp_16(__m512 numbers) {
+  const __m512 powers = _mm512_mul_ps(numbers, _mm512_set1_ps(1.44269504f));
+  const __m512 whole = _mm512_roundscale_ps(powers, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC);
+  const __m512 rest = _mm512_sub_ps(powers, whole);
+  __m512 sum = _mm512_set1_ps(0.00133335581f);  // ln(2) ** k / k!, from k = 5 down
+  for (const float term : {0.00961812911f, 0.0555041087f, 0.240226507f, 0.693147181f, 1.0f})
+    sum = _mm512_fmadd_ps(sum, rest, _mm512_set1_ps(term));
+  return _mm512_scalef_ps(sum, whole);
+}
+
+// sums [panels][rows][32] += inputs [rows, 2 pairs] x panels [pairs][32][2], which lie `apart`, sums `sums_apart`.
+// With few rows there is nothing but memory to wait for: it gives more when several panels are read at a time.
+template <int NUM, int PANELS>
+void tile(const bf16* inputs, int64_t stride, const bf16* panel, int64_t apart, int64_t pairs, float* sums,
+          int64_t sums_apart) {
+  __m512 low[PANELS][NUM], high[PANELS][NUM];
+#pragma GCC unroll 4
+  for (int p = 0; p < PANELS; p++)
 #pragma GCC unroll 12
     for (int row = 0; row < NUM; row++) {
-      int32_t two;
-      memcpy(&two, inputs + row * stride + 2 * pair, 4);
-      __m512bh input = (__m512bh)_mm512_set1_epi32(two);
-      low[row] = _mm512_dpbf16_ps(low[row], left, input);
-      high[row] = _mm512_dpbf16_ps(high[row], right, input);
+      low[p][row] = _mm512_loadu_ps(sums + p * sums_apart + row * PANEL);
+      high[p][row] = _mm512_loadu_ps(sums + p * sums_apart + row * PANEL + 16);
+    }
+  for (int64_t pair = 0; pair < pairs; pair++) {
+#pragma GCC unroll 4
+    for (int p = 0; p < PANELS; p++) {
+      const bf16* at = panel + p * apart + pair * 2 * PANEL;
+      const __m512bh left = (__m512bh)_mm512_loadu_si512(at), right = (__m512bh)_mm512_loadu_si512(at + PANEL);
+#pragma GCC unroll 12
+      for (int row = 0; row < NUM; row++) {
+        int32_t two;
+        memcpy(&two, inputs + row * stride + 2 * pair, 4);
+        const __m512bh input = (__m512bh)_mm512_set1_epi32(two);
+        low[p][row] = _mm512_dpbf16_ps(low[p][row], left, input);
+        high[p][row] = _mm512_dpbf16_ps(high[p][row], right, input);
+      }
     }
   }
+#pragma GCC unroll 4
+  for (int p = 0; p < PANELS; p++)
 #pragma GCC unroll 12
-  for (int row = 0; row < NUM; row++) {
-    _mm512_storeu_ps(sums + row * PANEL, low[row]);
-    _mm512_storeu_ps(sums + row * PANEL + 16, high[row]);
-  }
+    for (int row = 0; row < NUM; row++) {
+      _mm512_storeu_ps(sums + p * sums_apart + row * PANEL, low[p][row]);
+      _mm512_storeu_ps(sums + p * sums_apart + row * PANEL + 16, high[p][row]);
+    }
 }
 
-using Tile = void (*)(const bf16*, int64_t, const bf16*, int64_t, float*);
-const Tile TILES[] = {nullptr, tile<1>, tile<2>, tile<3>, tile<4>, tile<5>, tile<6>,
-                      tile<7>, tile<8>, tile<9>, tile<10>, tile<11>, tile<12>};
-
-void widen_int8(const int8_t* from, bf16* to, int64_t num) {
-  for (int64_t i = 0; i < num; i += 32) {
-    __m512 low = _mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(_mm_loadu_si128((const __m128i*)(from + i))));
-    __m512 high = _mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(_mm_loadu_si128((const __m128i*)(from + i + 16))));
-    _mm512_storeu_si512(to + i, (__m512i)_mm512_cvtne2ps_pbh(high, low));
-  }
-}
+using Tile = void (*)(const bf16*, int64_t, const bf16*, int64_t, int64_t, float*, int64_t);
+const Tile TILES[] = {nullptr,    tile<1, 1>, tile<2, 1>, tile<3, 1>, tile<4, 1>,  tile<5, 1>, tile<6, 1>,
+                      tile<7, 1>, tile<8, 1>, tile<9, 1>, tile<10, 1>, tile<11, 1>, tile<12, 1>};
+const Tile STREAMS[] = {nullptr, tile<1, 4>, tile<2, 4>, tile<3, 4>};  // four panels at a time
+constexpr int64_t MOST_STREAMED = 3;                                  // rows
 
 }  // namespace

@@ -56,6 +56,16 @@ PEERS: tuple[Peer, ...] = (
         is_ours=True,
     ),
     Peer(
+        name="nanoserve-int8",
+        what="this checkout's engine, weights of 8 bits",
+        module="benchmarks.harness.sources.nanoserve_worker",
+        weights="model",
+        dtype="int8",
+        needs="nanoserve",
+        settings={"engine": {"dtype": "bfloat16", "quantize": "int8"}},
+        is_ours=True,
+    ),
+    Peer(
         name="transformers",
         what="generate of Hugging Face transformers, SDPA",
         module=f"{_WORKERS}.on_transformers",

@@ -182,6 +182,7 @@ class NanoserveSubject(PrefixCaches):
 
     def _twin_stream(self, prompt_ids: Sequence[int], num_new_tokens: int) -> Iterator[Emission]:
         from benchmarks.harness.sources.huggingface import hf_stream
+        from benchmarks.harness.sources.nanoserve_export import checkpoint_tensors
         from benchmarks.harness.sources.twin import transformers_twin
         from nanoserve.hf_config import to_hf_config
 
@@ -239,12 +240,6 @@ class NanoserveSubject(PrefixCaches):
         if key not in self._engines:
             self._engines[key] = _make_engine(self._loaded, arm)
         return self._engines[key]
-
-
-def checkpoint_tensors(loaded: "LoadedModel") -> dict[str, Any]:
-    """The weights of a model under a checkpoint's names; of an older commit, whose models keep them so, as they lie."""
-    ops: Any = getattr(loaded, "ops", None)
-    return loaded.model.state_dict() if ops is None else ops.tensors(loaded.model)
 
 
 def _emission(event: "TokenEvent") -> Emission:

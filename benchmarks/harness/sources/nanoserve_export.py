@@ -14,13 +14,18 @@ from benchmarks.harness.files import write_whole
 if TYPE_CHECKING:
     import torch
 
-    from benchmarks.harness.sources.llama_cost import LlamaCost
+    from benchmarks.harness.sources.step_cost import StepCost
     from nanoserve.config import ModelConfig
 
 
-def checkpoint_tensors(model: Any) -> "dict[str, torch.Tensor]":
-    """The weights of a loaded model by the names of Hugging Face's checkpoints."""
-    return dict(model.named_parameters())
+def checkpoint_tensors(loaded: Any) -> "dict[str, torch.Tensor]":
+    """The weights of a loaded model by the names of a checkpoint; as they lie, where it keeps them so.
+
+    A commit without `ops` keeps all of them so.
+    """
+    ops = getattr(loaded, "ops", None)
+    found: dict[str, torch.Tensor] = loaded.model.state_dict() if ops is None else ops.tensors(loaded.model)
+    return found
 
 
 def export_folder(name: str, folder: Path) -> None:
@@ -32,7 +37,7 @@ def export_folder(name: str, folder: Path) -> None:
 
     loaded = _load(name)
     folder.mkdir(parents=True, exist_ok=True)
-    tensors = {key: tensor.contiguous() for key, tensor in checkpoint_tensors(loaded.model).items()}
+    tensors = {key: tensor.contiguous() for key, tensor in checkpoint_tensors(loaded).items()}
     spare = folder / ".model.safetensors.tmp"
     save_file(tensors, spare, metadata={"format": "pt"})
     spare.replace(folder / "model.safetensors")
@@ -56,11 +61,11 @@ def _load(name: str) -> Any:
         raise InstrumentError(str(error)) from error
 
 
-def cost_of(folder: Path) -> "LlamaCost":
+def cost_of(folder: Path) -> "StepCost":
     """What steps of the model in an exported folder have to read and compute, in bfloat16."""
-    from benchmarks.harness.sources.llama_cost import LlamaCost
+    from benchmarks.harness.sources.step_cost import StepCost
 
-    return LlamaCost(shape_of(folder), bytes_per_number=2)
+    return StepCost(shape_of(folder), bytes_per_number=2)
 
 
 def shape_of(folder: Path) -> "ModelConfig":
