@@ -22,7 +22,7 @@ from nanoserve.memory import plan_for
 from nanoserve.models.causal import CausalModel
 from nanoserve.prompts import Prompt, as_ids, as_list
 from nanoserve.request import Completion, Request, TokenEvent
-from nanoserve.sampling import sample_rows
+from nanoserve.sampling import Scores, sample_rows
 from nanoserve.scheduler import Scheduler
 from nanoserve.seats import Counts, Scheduled
 from nanoserve.tokenizer import Tokenizer
@@ -164,11 +164,11 @@ class Engine:
         if not scheduled:
             return
         try:
-            logits = self._forward(scheduled)
+            scores = self._forward(scheduled)
         except BaseException as error:
             self._abort_all(scheduled, error)
             raise
-        events = self._sample(scheduled, logits)
+        events = self._sample(scheduled, scores)
         for request in self._scheduler.commit():
             self._drop(request.request_id)
         for event in events:
@@ -240,11 +240,11 @@ class Engine:
                 if request.finish_reason is None:
                     self.abort(request.request_id)
 
-    def _forward(self, scheduled: Sequence[Scheduled]) -> torch.Tensor:
+    def _forward(self, scheduled: Sequence[Scheduled]) -> Scores:
         """Logits [sampling requests, vocab], in the order of scheduling; what ran is stored then."""
         batch = self._memory.batch(scheduled)
         hidden = self._model(batch.token_ids, batch.positions, batch.kv)
-        return self._model.compute_logits(hidden[batch.last_rows]) if batch.last_rows else hidden[:0]
+        return Scores(hidden[:0] if batch.last_rows is None else self._model.compute_logits(hidden[batch.last_rows]))
 
     def _abort_all(self, scheduled: Sequence[Scheduled], error: BaseException) -> None:
         """A step that cannot run would stand in the way of all others for ever."""
@@ -267,13 +267,13 @@ class Engine:
         self._memory.release(request_id)
         self._answers.pop(request_id, None)
 
-    def _sample(self, scheduled: Sequence[Scheduled], logits: torch.Tensor) -> list[TokenEvent]:
+    def _sample(self, scheduled: Sequence[Scheduled], scores: Scores) -> list[TokenEvent]:
         """A token for each request whose last position ran; a request without one leaves."""
         sampling = [each for each in scheduled if each.samples]
         if not sampling:
             return []
         answers = [self._answer_of(each.request) for each in sampling]
-        tokens = sample_rows(logits, [(answer.sampler, answer.request.token_ids) for answer in answers])
+        tokens = sample_rows(scores, [(answer.sampler, answer.request.token_ids) for answer in answers])
         events: list[TokenEvent] = []
         for each, answer, token in zip(sampling, answers, tokens, strict=True):
             try:

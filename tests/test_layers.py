@@ -45,19 +45,20 @@ ENGINE = {
     "cache.kv": "torch",
     "cache.contiguous": "config cache.kv torch",
     "cache.growing": "cache.kv torch",
-    "cache.paged": "config cache.blocks cache.kv torch",
+    "staging": "torch",
+    "cache.paged": "config cache.blocks cache.kv staging torch",
     "paged_reference": "torch",
     "paged_kernel": "errors torch triton",
     "attention": "errors config cache.kv torch | paged_kernel paged_reference",
     "ops": "attention cache.kv torch",
     "models": "",
     "models.*": "config attention cache.kv ops torch",
-    "sampling": "errors config torch",
+    "sampling": "errors config staging torch",
     "gguf_file": "errors config hf_config gguf_tokenizer models.* gguf numpy safetensors tokenizers torch",
     "weights": "errors config catalog hf_config models.* tokenizer safetensors torch | gguf_file",
     "memory": "errors config cache.sizing models.* psutil torch",
     "answer": "request sampling stopping tokenizer torch",
-    "batch": "config request seats cache.* weights torch",
+    "batch": "config request seats staging cache.* weights torch",
     # Everything meets here.
     "engine": (
         "errors config request prompts seats scheduler tokenizer cache.* models.* attention answer batch memory "

@@ -38,11 +38,11 @@ def spoil_logits(engine, request_id, *, after=2):
     forward = engine._forward
 
     def spoil(scheduled):
-        logits = forward(scheduled)
+        scores = forward(scheduled)
         for row, each in enumerate(each for each in scheduled if each.samples):
             if each.request.request_id == request_id and each.request.num_output_tokens == after:
-                logits[row] = torch.nan
-        return logits
+                scores.logits[row] = torch.nan
+        return scores
 
     engine._forward = spoil
 
