@@ -6,7 +6,7 @@ and text.
 
 import dataclasses
 import itertools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 import torch
 
@@ -40,21 +40,19 @@ class PooledMemory:
     """Keys and values of all requests in one pool; the scheduler's block tables say where."""
 
     def __init__(self, pool: PagedPool, in_place: str | None) -> None:
-        self.pool, self._in_place = pool, in_place
+        self.pool, self.in_place = pool, in_place
 
     @property
     def num_bytes(self) -> int:
-        """The whole pool, used or not."""
+        """The whole pool, used or not, and a spare block where it has one."""
         return self.pool.num_bytes
 
     def batch(self, scheduled: Sequence[Scheduled]) -> Batch:
         """Requests in reading order; blocks that have to be copied are copied here."""
         ordered = sorted(zip(map(_paged_part, scheduled), scheduled, strict=True), key=lambda p: in_reading_order(p[0]))
-        for each in scheduled:
-            if each.copied is not None:
-                self.pool.copy_block(*each.copied)
+        copy_shared(self.pool, scheduled)
         ints = Ints()
-        kv = PagedStep(self.pool, [part for part, _ in ordered], in_place=self._in_place, ints=ints)
+        kv = PagedStep(self.pool, [part for part, _ in ordered], in_place=self.in_place, ints=ints)
         rows = _Rows([(each, self.positions_of(each)) for _, each in ordered], scheduled, ints)
         sent = ints.send(self.pool.device)
         kv.arrive(sent)
@@ -105,13 +103,20 @@ class SeparateMemory:
         return self._caches[request.request_id]
 
 
+def copy_shared(pool: PagedPool, scheduled: Iterable[Scheduled]) -> None:
+    """Blocks that others read as well, and a request is about to write to, are copied for it."""
+    for each in scheduled:
+        if each.copied is not None:
+            pool.copy_block(*each.copied)
+
+
 def make_memory(
-    loaded: LoadedModel, cache: str, settings: SchedulerConfig, attention: str
+    loaded: LoadedModel, cache: str, settings: SchedulerConfig, attention: str, *, has_spare: bool = False
 ) -> PooledMemory | SeparateMemory:
-    """What `cache`, one of `config.CACHES`, asks for; a pool of the settings' size."""
+    """What `cache`, one of `config.CACHES`, asks for; a pool of the settings' size, with a spare block or without."""
     shape, dtype, device = loaded.config, loaded.dtype, loaded.device
     if cache == "paged":
-        pool = PagedPool(shape, settings.num_blocks, settings.block_size, dtype, device)
+        pool = PagedPool(shape, settings.num_blocks, settings.block_size, dtype, device, has_spare=has_spare)
         return PooledMemory(pool, None if attention == "sdpa" else attention)
 
     def make(request: Request) -> KVCache:

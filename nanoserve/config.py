@@ -14,6 +14,7 @@ from nanoserve.errors import ConfigError, RequestError, unknown
 DTYPES = ("auto", "float32", "bfloat16", "float16")
 CACHES = ("paged", "contiguous", "growing", "none")
 ATTENTIONS = ("auto", "sdpa", "reference", "triton")
+GRAPHS = ("auto", "off")
 PREFIX_CACHES = ("auto", "lru", "lfu", "fifo", "size", "off")
 
 BLOCK_SIZES = tuple(2**power for power in range(9))
@@ -89,7 +90,8 @@ class EngineConfig(_Options):
     recomputes every position at every step. `kv_memory` sizes the pool (auto, a size such as 2GiB, a share such as 40%
     of what is free). `prefix_cache` keeps the blocks of prompts and answers for requests that begin alike, and names
     what is evicted first when the pool is full (auto: lru with a pool, else off). `attention` is what computes it
-    (auto: a kernel over block tables on a GPU, else SDPA). `seed` fixes the weights of a random model.
+    (auto: a kernel over block tables on a GPU, else SDPA). `graphs` records whole decode steps and plays them again
+    (auto: as CUDA graphs, where such a kernel runs). `seed` fixes the weights of a random model.
     """
 
     model: str = "smollm2-135m"
@@ -99,6 +101,7 @@ class EngineConfig(_Options):
     kv_memory: str = "auto"
     prefix_cache: str = "auto"
     attention: str = "auto"
+    graphs: str = "auto"
     seed: int = 0
 
     def __post_init__(self) -> None:
@@ -108,6 +111,8 @@ class EngineConfig(_Options):
             raise ConfigError(unknown("cache", self.cache, CACHES))
         if self.attention not in ATTENTIONS:
             raise ConfigError(unknown("attention", self.attention, ATTENTIONS))
+        if self.graphs not in GRAPHS:
+            raise ConfigError(unknown("graphs", self.graphs, GRAPHS))
         if self.prefix_cache not in PREFIX_CACHES:
             raise ConfigError(unknown("prefix_cache", self.prefix_cache, PREFIX_CACHES))
         if self.cache != "paged" and self.prefix_cache not in ("auto", "off"):

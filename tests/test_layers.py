@@ -34,7 +34,7 @@ ENGINE = {
     "cache.sizing": "errors config",
     "seats": "request cache.blocks cache.prefix",
     "scheduler": "errors config request seats cache.blocks cache.prefix",
-    "prompts": "errors",
+    "prompts": "errors config",
     "hf_config": "errors config",
     # Names, files and words: no torch before it is needed.
     "fetch": "errors | filelock gguf_file",
@@ -58,11 +58,12 @@ ENGINE = {
     "weights": "errors config catalog hf_config models.* tokenizer safetensors torch | gguf_file",
     "memory": "errors config cache.sizing models.* psutil torch",
     "answer": "request sampling stopping tokenizer torch",
+    "replay": "config errors batch sampling seats staging cache.paged models.causal weights torch",
     "batch": "config request seats staging cache.* weights torch",
     # Everything meets here.
     "engine": (
         "errors config request prompts seats scheduler tokenizer cache.* models.* attention answer batch memory "
-        "sampling weights torch"
+        "replay sampling weights torch"
     ),
     "cli": "errors config typer | cache.sizing catalog engine memory request weights time datetime",
     "": "| errors config request engine",

@@ -2,9 +2,10 @@
 
 import pytest
 import torch
+from recorders import TapeRecorder
 from valueless import DEVICE, watching
 
-from nanoserve import Engine, SamplingParams, attention, sampling
+from nanoserve import Engine, SamplingParams, attention, engine, sampling
 from nanoserve.models.llama import Llama
 from nanoserve.tokenizer import ByteTokenizer
 from nanoserve.weights import LoadedModel
@@ -32,13 +33,13 @@ def steps(monkeypatch, wishes, **options):
     told, seen = [], []
     with watching(monkeypatch, tokens) as watch:
         loaded = LoadedModel(Llama(CONFIG).to(DEVICE).eval(), ByteTokenizer(300), CONFIG, "none", DEVICE, torch.float32)
-        engine = Engine(loaded, **options)
+        of = Engine(loaded, **options)
         for place, wish in enumerate(wishes):
-            engine.add_request(range(1, 12 + 5 * place), SamplingParams(**wish), request_id=str(place))
-        while engine.has_work:
+            of.add_request(range(1, 12 + 5 * place), SamplingParams(**wish), request_id=str(place))
+        while of.has_work:
             watch.waits.clear()
             watch.num_sent = watch.num_fetched = 0
-            told += engine.step()
+            told += of.step()
             seen.append((list(watch.waits), watch.num_sent, watch.num_fetched))
     return told, seen
 
@@ -56,6 +57,15 @@ def test_a_step_that_draws_sends_its_filters_as_well_and_waits_as_little(monkeyp
     told, seen = steps(monkeypatch, [GREEDY, DRAWN, DRAWN | {"seed": 2}], **ENGINES["in place"])
     assert len(told) == 18
     assert set(map(str, seen)) == {str(([], 2, 1))}
+
+
+def test_a_replayed_step_is_one_copy_there_and_one_back_as_well(monkeypatch):
+    recorder = TapeRecorder()
+    monkeypatch.setattr(engine, "choose_recorder", lambda *_: recorder)
+    told, seen = steps(monkeypatch, [GREEDY, GREEDY, DRAWN], **ENGINES["in place"])
+    assert (len(told), recorder.num_replays) == (18, 5)
+    assert {(*waits, fetched) for waits, _, fetched in seen} == {(1,)}
+    assert [sent for _, sent, _ in seen] == [2] * 6
 
 
 def look(logits, right=sampling.likeliest):

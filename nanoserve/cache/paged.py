@@ -40,9 +40,17 @@ class PagedPool:
     """
 
     def __init__(
-        self, config: ModelConfig, num_blocks: int, block_size: int, dtype: torch.dtype, device: torch.device
+        self,
+        config: ModelConfig,
+        num_blocks: int,
+        block_size: int,
+        dtype: torch.dtype,
+        device: torch.device,
+        *,
+        has_spare: bool = False,
     ) -> None:
-        num_slots = num_blocks * block_size
+        """With a spare block behind the others there is one that no request ever holds, for rows of no request's."""
+        num_slots = (num_blocks + has_spare) * block_size
         shape = (config.num_layers, 2, config.num_kv_heads, num_slots, config.head_dim)
         self._buffer = torch.empty(shape, dtype=dtype, device=device)
         self._layers = [(layer[0], layer[1]) for layer in self._buffer]
@@ -50,6 +58,7 @@ class PagedPool:
         self._workspace = torch.empty((2, 0, config.head_dim), dtype=dtype, device=device)
         self._heads = torch.arange(config.num_kv_heads, device=device) * num_slots
         self.block_size, self.num_blocks, self.device = block_size, num_blocks, device
+        self.spare_block = num_blocks
 
     @property
     def num_bytes(self) -> int:
@@ -57,7 +66,7 @@ class PagedPool:
 
     def copy_block(self, source: int, target: int) -> None:
         """All layers of a block, for a request that writes where others read."""
-        blocks = self._buffer.view(*self._buffer.shape[:3], self.num_blocks, self.block_size, -1)
+        blocks = self._buffer.view(*self._buffer.shape[:3], -1, self.block_size, self._buffer.shape[4])
         blocks[:, :, :, target] = blocks[:, :, :, source]
 
     def lines_to_write(self, slots: torch.Tensor) -> torch.Tensor:
