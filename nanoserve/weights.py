@@ -2,7 +2,7 @@
 
 Knows checkpoint files, and checks each tensor of them against the model before it is used. Refuses to know requests,
 caches and how a model computes; the catalog says where the files are. Devices and dtypes are settled before any of
-them is opened, and no weight is ever in memory twice.
+them is opened, and no weight is ever in memory twice; on a GPU, those of one group are for a moment.
 """
 
 import dataclasses
@@ -20,6 +20,7 @@ from safetensors import SafetensorError, safe_open
 from nanoserve import catalog
 from nanoserve.config import DTYPES, EngineConfig, ModelConfig
 from nanoserve.errors import ConfigError, WeightsError, unknown
+from nanoserve.fused import fuse
 from nanoserve.hf_config import parse_eos, parse_hf_config
 from nanoserve.models.llama import Llama
 from nanoserve.tokenizer import ByteTokenizer, HFTokenizer, Tokenizer
@@ -65,6 +66,8 @@ def load_model(config: EngineConfig, before_weights: Check = lambda *_: None) ->
         model = Llama(checkpoint.config)
     _fill(model, checkpoint.tensors, device, dtype, config.model)
     model.eval().requires_grad_(False)
+    if device.type == "cuda":
+        fuse(model)
     return LoadedModel(model, checkpoint.tokenizer, checkpoint.config, checkpoint.weights, device, dtype)
 
 
