@@ -1,9 +1,10 @@
-"""Recorders that need no GPU: a tape of operators that keeps to its addresses, and one that cannot record.
+"""Recorders without a GPU: a tape of operators that keeps to its addresses, one that fails, a scripted torch.cuda.
 
 Like a captured graph the tape runs no line of Python again: what a step took from anywhere but its inputs is frozen in
 it, and what it returns is the same memory each time.
 """
 
+import contextlib
 import math
 
 import torch
@@ -76,3 +77,48 @@ def paged_decode_in_tensors(queries, keys, values, tables, contexts, *, block_si
     scores = (queries[:, :, None] @ keys.transpose(-1, -2))[:, :, 0] / math.sqrt(head_dim)
     weights = scores.masked_fill(~sees[:, None], -torch.inf).softmax(-1)
     return (weights[:, :, None] @ values)[:, :, 0]
+
+
+class ScriptedCuda:
+    """Writes down what a recorder asks of torch.cuda."""
+
+    def __init__(self):
+        self.log = []
+
+    def graph_pool_handle(self):
+        return "pool"
+
+    def current_stream(self):
+        return ScriptedStream("main", self.log)
+
+    def Stream(self):  # noqa: N802 - torch's name
+        return ScriptedStream("side", self.log)
+
+    def CUDAGraph(self):  # noqa: N802 - torch's name
+        return self
+
+    def replay(self):
+        self.log.append("replay")
+
+    def device(self, device):
+        return self._within(f"device {device}")
+
+    def stream(self, stream):
+        return self._within(f"stream {stream.name}")
+
+    def graph(self, graph, **how):
+        return self._within(f"capture {how['pool']} on {how['stream'].name}, {how['capture_error_mode']}")
+
+    @contextlib.contextmanager
+    def _within(self, what):
+        self.log.append(what)
+        yield
+        self.log.append(f"end {what}")
+
+
+class ScriptedStream:
+    def __init__(self, name, log):
+        self.name, self._log = name, log
+
+    def wait_stream(self, other):
+        self._log.append(f"{self.name} waits for {other.name}")

@@ -6,7 +6,7 @@ import random
 import pytest
 import torch
 from many_requests import CPU, LONG, PROMPTS, TIGHT, drain, gather, run, varied_model
-from recorders import BrokenRecorder, TapeRecorder, paged_decode_in_tensors
+from recorders import BrokenRecorder, ScriptedCuda, TapeRecorder, paged_decode_in_tensors
 
 from nanoserve import Engine, SamplingParams, attention, engine, replay
 from nanoserve.errors import ConfigError, ModelError
@@ -213,51 +213,6 @@ def test_a_number_that_python_took_from_a_step_is_seen(loaded, expected, record_
 
 
 # What records on a GPU.
-
-
-class ScriptedCuda:
-    """Writes down what a recorder asks of torch.cuda."""
-
-    def __init__(self):
-        self.log = []
-
-    def graph_pool_handle(self):
-        return "pool"
-
-    def current_stream(self):
-        return ScriptedStream("main", self.log)
-
-    def Stream(self):  # noqa: N802 - torch's name
-        return ScriptedStream("side", self.log)
-
-    def CUDAGraph(self):  # noqa: N802 - torch's name
-        return self
-
-    def replay(self):
-        self.log.append("replay")
-
-    def device(self, device):
-        return self._within(f"device {device}")
-
-    def stream(self, stream):
-        return self._within(f"stream {stream.name}")
-
-    def graph(self, graph, **how):
-        return self._within(f"capture {how['pool']} on {how['stream'].name}, {how['capture_error_mode']}")
-
-    @contextlib.contextmanager
-    def _within(self, what):
-        self.log.append(what)
-        yield
-        self.log.append(f"end {what}")
-
-
-class ScriptedStream:
-    def __init__(self, name, log):
-        self.name, self._log = name, log
-
-    def wait_stream(self, other):
-        self._log.append(f"{self.name} waits for {other.name}")
 
 
 def test_a_graph_is_captured_after_a_run_on_the_same_stream_and_replayed_alone():
