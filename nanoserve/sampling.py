@@ -28,7 +28,7 @@ class Scores(NamedTuple):
 def likeliest(logits: torch.Tensor) -> torch.Tensor:
     """Each row's likeliest token, and its logit: float64 [2, rows], which holds either exactly."""
     best, tokens = logits.max(dim=-1)
-    return torch.stack((tokens.double(), best.double()))
+    return torch.stack((tokens, best.double()))
 
 
 class Sampler:
@@ -94,7 +94,7 @@ def _sample_some(logits: torch.Tensor, found: torch.Tensor, places: Sequence[int
     if any(params.temperature for params, _ in wanted):
         drawn = race(some.softmax(dim=-1), [sampler for sampler, _ in rows])
         tokens = torch.where(filters.draws, drawn, tokens)
-    return found.index_copy(1, filters.places, torch.stack((tokens.double(), best.double())))
+    return found.index_copy(1, filters.places, torch.stack((tokens, best.double())))
 
 
 def race(probabilities: torch.Tensor, samplers: Sequence[Sampler]) -> torch.Tensor:

@@ -55,6 +55,20 @@ class TapeRecorder:
         return replay
 
 
+class RerunRecorder:
+    """Runs the same again, and returns the same memory each time: for kernels that no dispatcher sees."""
+
+    def record(self, run):
+        result = run()
+
+        def replay():
+            for old, new in zip(tensors(result), tensors(run()), strict=True):
+                old.copy_(new)
+            return result
+
+        return replay
+
+
 class BrokenRecorder:
     def __init__(self):
         self.num_tries = 0

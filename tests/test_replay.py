@@ -6,7 +6,7 @@ import random
 import pytest
 import torch
 from many_requests import CPU, LONG, PROMPTS, TIGHT, drain, gather, run, varied_model
-from recorders import BrokenRecorder, ScriptedCuda, TapeRecorder, paged_decode_in_tensors
+from recorders import BrokenRecorder, RerunRecorder, ScriptedCuda, TapeRecorder, paged_decode_in_tensors
 
 from nanoserve import Engine, SamplingParams, attention, engine, replay
 from nanoserve.errors import ConfigError, ModelError
@@ -115,6 +115,20 @@ def test_what_is_recorded_ahead_of_time_is_not_recorded_again(loaded, expected, 
     assert run(of, PROMPTS, after_step=spoil) == expected
     assert recorder.num_records == 5
     assert of.warm_up() == 5 == recorder.num_records
+
+
+def test_the_triton_kernel_has_the_same_tokens_over_the_inputs_of_recorded_steps(
+    loaded, expected, record_with, monkeypatch
+):
+    """By Triton's interpreter, which is slow: two requests, a few tokens, a row of padding."""
+    kernel = pytest.importorskip("nanoserve.paged_kernel")
+    if torch.cuda.is_available():
+        pytest.skip("the kernel is compiled for the GPU, and this model is on the CPU")
+    monkeypatch.setattr(attention, "_kernel", lambda _: kernel.paged_decode)
+    of = record_with(loaded, RerunRecorder(), num_blocks=16, block_size=8, max_running=3)
+    of.warm_up()
+    answers = run(of, PROMPTS[1:3], SamplingParams(max_new_tokens=5, ignore_eos=True), after_step=spoil)
+    assert [ids for ids, _ in answers] == [ids[:5] for ids, _ in expected[1:3]]
 
 
 def test_only_steps_without_a_prompt_are_replayed(loaded, record_with):
