@@ -8,6 +8,7 @@ of a request is not for this file.
 Reference: CUDA graphs (CUDA C++ Programming Guide); buckets of batch sizes as in vLLM.
 """
 
+import itertools
 from collections.abc import Callable, Sequence
 from typing import Any, Protocol, TypeVar
 
@@ -20,10 +21,12 @@ from nanoserve.errors import one_line
 from nanoserve.models.causal import CausalModel
 from nanoserve.sampling import Scores, likeliest
 from nanoserve.seats import Scheduled
-from nanoserve.staging import to_device
+from nanoserve.staging import Ints
 from nanoserve.weights import LoadedModel
 
 T = TypeVar("T")
+
+_chained = itertools.chain.from_iterable
 
 _EVERY = 8
 """Buckets from here on are multiples of it: a step pays for seven padding rows at most, or for as many as it has."""
@@ -99,27 +102,34 @@ class Inputs:
     """What recorded steps read: token ids, positions, slots and contexts [4, rows], and tables [rows, blocks].
 
     A recording of n rows reads the first n. Tables are as wide as the longest request may need, 4 bytes a block: what
-    lies behind a request's own is not read, and of a step only as much is copied as its longest request has.
+    lies behind a request's own is not read. Of a step only the tables go there that are not there yet: a request has a
+    new block once in many steps.
     """
 
     def __init__(self, pool: PagedPool, max_rows: int, max_blocks: int) -> None:
         self._pool = pool
         self._rows = torch.zeros((4, max_rows), dtype=torch.int64, device=pool.device)
         self._tables = torch.zeros((max_rows, max_blocks), dtype=torch.int32, device=pool.device)
+        self._held: list[list[int]] = [[] for _ in range(max_rows)]
 
     def fill(self, scheduled: Sequence[Scheduled], size: int) -> None:
         """With one position of each request, and with padding from there on: position 0 of a block of nobody's."""
         spare, num_padding = self._pool.spare_block, size - len(scheduled)
-        padding = (0, 0, spare * self._pool.block_size, 1)
-        rows = [*map(_row, scheduled), *[padding] * num_padding]
-        blocks = [*(_table(each) for each in scheduled), *[[spare]] * num_padding]
-        width = max(map(len, blocks))
-        ints = [number for column in zip(*rows, strict=True) for number in column]
-        for each in blocks:
-            ints += each + [0] * (width - len(each))
-        sent = to_device(ints, torch.int64, self._pool.device)
-        self._rows[:, :size].copy_(sent[: 4 * size].view(4, size))
-        self._tables[:size, :width].copy_(sent[4 * size :].view(size, width))
+        rows = [*map(_row, scheduled), *[(0, 0, spare * self._pool.block_size, 1)] * num_padding]
+        tables = [*map(_blocks, scheduled), *[[spare]] * num_padding]
+        new = {row: list(blocks) for row, blocks in enumerate(tables) if self._held[row] != blocks}
+        width = max(map(len, new.values()), default=0)
+        ints = Ints()
+        rows_there = ints.put(_chained(zip(*rows, strict=True)))
+        new_there = ints.put(new)
+        ints.put(_chained(blocks + [0] * (width - len(blocks)) for blocks in new.values()))
+        sent = ints.send(self._pool.device)
+        self._rows[:, :size].copy_(sent[rows_there].view(4, size))
+        if new:
+            tables_there = sent[new_there.stop :].view(-1, width).int()
+            self._tables[:, :width].index_copy_(0, sent[new_there], tables_there)
+        for row, blocks in new.items():  # only now: what fails before is sent again
+            self._held[row] = blocks
 
     def first(self, size: int, backend: str) -> tuple[torch.Tensor, torch.Tensor, DecodeStep]:
         """Token ids, positions, and where keys and values go."""
@@ -135,7 +145,7 @@ def _row(scheduled: Scheduled) -> tuple[int, int, int, int]:
     return scheduled.request.token_ids[position], position, table.slots(position, position + 1)[0], position + 1
 
 
-def _table(scheduled: Scheduled) -> list[int]:
+def _blocks(scheduled: Scheduled) -> list[int]:
     assert scheduled.table is not None
     return scheduled.table.blocks
 

@@ -11,7 +11,7 @@ from recorders import BrokenRecorder, RerunRecorder, ScriptedCuda, TapeRecorder,
 from nanoserve import Engine, SamplingParams, attention, engine, replay
 from nanoserve.errors import ConfigError, ModelError
 from nanoserve.replay import CudaGraphRecorder, buckets, choose_recorder
-from nanoserve.staging import to_device
+from nanoserve.staging import Ints, to_device
 
 IN_PLACE = {"attention": "reference"}
 
@@ -84,19 +84,25 @@ def asked(loaded):
     return found
 
 
-@pytest.mark.parametrize("seed", range(3))
-def test_requests_that_join_and_leave_at_any_time_have_the_answers_that_they_have_alone(
-    loaded, asked, record_with, seed
-):
-    rng, recorder, told = random.Random(seed), TapeRecorder(), {}
-    of = record_with(loaded, recorder, num_blocks=9 + seed, block_size=8, max_running=rng.randint(5, 20))
+def answers(of, asked, rng):
+    """What comes of them when they join at any time, in any order."""
+    told = {}
     for place in rng.sample(range(len(asked)), len(asked)):
         prompt, params, _ = asked[place]
         of.add_request(prompt, params, request_id=str(place), priority=rng.randint(0, 2))
         for _ in range(rng.randint(0, 2)):
             gather(told, of.step())
     told = drain(of, told, spoil)
-    assert [told[str(place)] for place in range(len(asked))] == [answer for *_, answer in asked]
+    return [told[str(place)] for place in range(len(asked))]
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_requests_that_join_and_leave_at_any_time_have_the_answers_that_they_have_alone(
+    loaded, asked, record_with, seed
+):
+    rng, recorder = random.Random(seed), TapeRecorder()
+    of = record_with(loaded, recorder, num_blocks=9 + seed, block_size=8, max_running=rng.randint(5, 20))
+    assert answers(of, asked, rng) == [answer for *_, answer in asked]
     assert recorder.num_replays > 20
 
 
@@ -185,6 +191,30 @@ def test_a_block_that_others_read_is_copied_before_a_recorded_step_writes_to_it(
     assert of._memory.pool.whole(0)[0][:, twin.slots(0, twin.num_tokens)].equal(stored)
 
 
+def test_tables_that_did_not_arrive_are_sent_again(loaded, expected, record_with, monkeypatch):
+    """A step that fails ends its requests; the next ones find the same blocks, and no table of them on the device."""
+    of = record_with(loaded, TapeRecorder(), num_blocks=64)
+    of.add_request(PROMPTS[0], LONG)
+    of.step()
+    send = Ints.send
+    monkeypatch.setattr(Ints, "send", lambda *_: (_ for _ in ()).throw(torch.OutOfMemoryError("on its way")))
+    with pytest.raises(torch.OutOfMemoryError):
+        of.step()
+    monkeypatch.setattr(Ints, "send", send)
+    assert run(of, PROMPTS, after_step=spoil) == expected
+
+
+def test_a_table_goes_to_the_device_when_it_changes(loaded, record_with, monkeypatch):
+    """Four numbers of each row in every step, and a table with its row's number: once, and with each new block."""
+    of = record_with(loaded, TapeRecorder(), num_blocks=64, block_size=8, max_running=3)
+    num_sent, send = [], Ints.send
+    monkeypatch.setattr(Ints, "send", lambda self, device: num_sent.append(len(self._ints)) or send(self, device))
+    of.add_request(PROMPTS[1], LONG)
+    for _ in range(11):
+        of.step()
+    assert num_sent[1:] == [4 + 2] + [4] * 0 + [4 + 3] + [4] * 7 + [4 + 4]
+
+
 # The faults that such a thing may have are seen.
 
 
@@ -202,18 +232,26 @@ def into_block_0(self, scheduled, size, right=replay.Inputs.fill):
     self._pool.spare_block = spare
 
 
+def swapped(self, scheduled, size, right=replay.Inputs.fill):
+    """A table that is as long as the one before is taken for the same."""
+    for held, each in zip(self._held, sorted(scheduled, key=lambda each: not each.samples), strict=False):
+        if len(held) == len(each.table.blocks):
+            held[:] = each.table.blocks
+    right(self, scheduled, size)
+
+
 def one_too_many(self, scheduled, size, right=replay.Inputs.fill):
     """Each request sees a position that it does not have."""
     right(self, scheduled, size)
     self._rows[3] += 1
 
 
-@pytest.mark.parametrize("fault", [frozen, into_block_0, one_too_many])
-def test_a_planted_fault_is_seen(loaded, expected, record_with, monkeypatch, fault):
+@pytest.mark.parametrize("fault", [frozen, into_block_0, one_too_many, swapped])
+def test_a_planted_fault_is_seen(loaded, asked, record_with, monkeypatch, fault):
     monkeypatch.setattr(replay.Inputs, "fill", fault)
-    of = record_with(loaded, TapeRecorder(), num_blocks=64)
+    of = record_with(loaded, TapeRecorder(), num_blocks=11, block_size=8)
     with contextlib.suppress(ModelError, IndexError):
-        assert run(of, PROMPTS, after_step=spoil) != expected
+        assert answers(of, asked, random.Random(1)) != [answer for *_, answer in asked]
 
 
 def test_a_number_that_python_took_from_a_step_is_seen(loaded, expected, record_with, monkeypatch):
