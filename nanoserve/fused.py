@@ -1,8 +1,8 @@
 """Matrices that share their input, multiplied as one: where a launch is dear, one wide product is cheaper than three.
 
 Knows which matrices of a layer belong together, by the names of Hugging Face's checkpoints, and lays the weights of
-each group side by side, once; the matrices themselves become views, so that no weight is there twice. Refuses to know
-devices: whoever loads a model says where this pays.
+each group side by side, once; the matrices themselves become views, so that no weight is there twice. Knows that a
+product can begin with what it is added to. Refuses to know devices: whoever loads a model says where this pays.
 """
 
 from collections.abc import Sequence
@@ -45,6 +45,12 @@ class FusedOps(TorchOps):
         if whole is None:
             return super().project(inputs, matrices)
         return torch.split(F.linear(inputs, whole.weight, whole.bias), whole.sizes, dim=-1)
+
+    def add_projection(self, residual: torch.Tensor, inputs: torch.Tensor, matrix: nn.Linear) -> torch.Tensor:
+        """The product is added where the residual lies: its sums begin with it."""
+        if matrix.bias is not None:
+            return super().add_projection(residual, inputs, matrix)
+        return residual.addmm_(inputs, matrix.weight.t())
 
 
 def fuse(model: nn.Module) -> FusedOps:

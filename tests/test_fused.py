@@ -19,7 +19,7 @@ class Products(TorchDispatchMode):
     num = 0
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
-        self.num += str(func) in ("aten.linear.default", "aten.mm.default", "aten.addmm.default")
+        self.num += str(func) in ("aten.linear.default", "aten.addmm_.default")
         return func(*args, **kwargs or {})
 
 
@@ -68,6 +68,13 @@ def test_a_group_is_multiplied_in_its_order_with_its_biases(bias):
     ):
         torch.testing.assert_close(ours, theirs)
         assert again.equal(theirs)
+
+
+@pytest.mark.parametrize("bias", [True, False])
+def test_a_product_is_added_to_what_was_there(bias):
+    matrix, inputs, residual = nn.Linear(6, 4, bias=bias).requires_grad_(False), torch.randn(3, 6), torch.randn(3, 4)
+    expected = TORCH.add_projection(residual.clone(), inputs, matrix)
+    torch.testing.assert_close(FusedOps().add_projection(residual, inputs, matrix), expected)
 
 
 def test_what_is_no_group_stays_as_it_is():
