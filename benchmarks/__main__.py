@@ -9,6 +9,7 @@ import typer
 from benchmarks.harness.gate.cli import calibrate, compare, reference_app
 from benchmarks.harness.github.cli import github_app
 from benchmarks.harness.nightly.cli import nightly
+from benchmarks.harness.peers.cli import peers
 
 app = typer.Typer(
     help="Look after the benchmarks. To run them: pytest --benchmark-only",
@@ -39,6 +40,7 @@ def doctor() -> None:
 app.command()(compare)
 app.command()(calibrate)
 app.command()(nightly)
+app.command()(peers)
 app.add_typer(reference_app, name="reference")
 app.add_typer(github_app, name="github")
 

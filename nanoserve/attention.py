@@ -12,18 +12,24 @@ import torch
 import torch.nn.functional as F
 
 from nanoserve.cache.kv import InBlocks, KVStep, Stored
-from nanoserve.config import ATTENTIONS
 from nanoserve.errors import ConfigError
 
 BACKEND = "scaled_dot_product_attention"
 """What computes attention unless a kernel follows block tables, in the words that a result is filed under."""
 
 
-def choose_backend(name: str, device: torch.device, *, is_paged: bool) -> str:
+def choose_backend(name: str, device: torch.device, *, is_paged: bool, has_native: bool = False) -> str:
     """`auto` as what will be used: a kernel over block tables on a GPU, SDPA elsewhere. Raises ConfigError.
 
-    `reference` and `triton` read blocks in place; without a paged cache there are none.
+    `reference` and `triton` read blocks in place; without a paged cache there are none. `native` is for models whose
+    operations are (`has_native`), and reads any cache.
     """
+    if has_native and name in ("auto", "native"):
+        return "native"
+    if has_native and name == "sdpa":
+        raise ConfigError("attention 'sdpa' is part of kernels 'torch': choose these, or attention 'native'")
+    if name == "native":
+        raise ConfigError("attention 'native' is part of kernels 'native', which this model does not run on")
     if device.type == "cuda":
         importlib.import_module("torch.nn.attention.bias")  # takes seconds, which belong into no step
     if name == "auto":
@@ -37,7 +43,7 @@ def choose_backend(name: str, device: torch.device, *, is_paged: bool) -> str:
 
 def _check_triton(device: torch.device) -> None:
     if not _triton_is_here():
-        raise ConfigError(f"attention 'triton' needs the package triton; choose one of: {', '.join(ATTENTIONS[:-1])}")
+        raise ConfigError("attention 'triton' needs the package triton; choose one of: auto, sdpa, reference")
     from nanoserve.paged_kernel import check_device
 
     check_device(device)

@@ -116,7 +116,9 @@ def make_memory(
     """What `cache`, one of `config.CACHES`, asks for; a pool of the settings' size, with a spare block or without."""
     shape, dtype, device = loaded.config, loaded.dtype, loaded.device
     if cache == "paged":
-        pool = PagedPool(shape, settings.num_blocks, settings.block_size, dtype, device, has_spare=has_spare)
+        pool = PagedPool(
+            shape, settings.num_blocks, settings.block_size, dtype, device, store=loaded.ops.store, has_spare=has_spare
+        )
         return PooledMemory(pool, None if attention == "sdpa" else attention)
 
     def make(request: Request) -> KVCache:

@@ -38,6 +38,24 @@ SHAPES: dict[str, ModelConfig] = {
         vocab_size=32000, hidden_size=2048, intermediate_size=5632, num_layers=22, num_heads=32, num_kv_heads=4,
         head_dim=64, max_context_tokens=2048,
     ),
+    "qwen2.5-0.5b": ModelConfig(
+        family="qwen2", vocab_size=151936, hidden_size=896, intermediate_size=4864, num_layers=24, num_heads=14,
+        num_kv_heads=2, head_dim=64, max_context_tokens=32768, rope_theta=1_000_000.0, norm_eps=1e-6,
+        tie_embeddings=True,
+    ),
+    "qwen3-0.6b": ModelConfig(
+        family="qwen3", vocab_size=151936, hidden_size=1024, intermediate_size=3072, num_layers=28, num_heads=16,
+        num_kv_heads=8, head_dim=128, max_context_tokens=40960, rope_theta=1_000_000.0, norm_eps=1e-6,
+        tie_embeddings=True,
+    ),
+    "gpt2": ModelConfig(
+        family="gpt2", vocab_size=50257, hidden_size=768, intermediate_size=3072, num_layers=12, num_heads=12,
+        num_kv_heads=12, head_dim=64, max_context_tokens=1024, tie_embeddings=True,
+    ),
+    "gpt2-medium": ModelConfig(
+        family="gpt2", vocab_size=50257, hidden_size=1024, intermediate_size=4096, num_layers=24, num_heads=16,
+        num_kv_heads=16, head_dim=64, max_context_tokens=1024, tie_embeddings=True,
+    ),
     "small": ModelConfig(
         vocab_size=2048, hidden_size=256, intermediate_size=768, num_layers=20, num_heads=4, num_kv_heads=2,
         head_dim=64, max_context_tokens=2048, tie_embeddings=True,

@@ -11,9 +11,14 @@ from typing import Any, Self
 
 from nanoserve.errors import ConfigError, RequestError, unknown
 
+FAMILIES = ("llama", "mistral", "qwen2", "qwen3", "gpt2")
+"""Model families, by the `model_type` of their config.json."""
+
 DTYPES = ("auto", "float32", "bfloat16", "float16")
 CACHES = ("paged", "contiguous", "growing", "none")
-ATTENTIONS = ("auto", "sdpa", "reference", "triton")
+ATTENTIONS = ("auto", "sdpa", "reference", "triton", "native")
+KERNELS = ("auto", "native", "torch")
+QUANTIZATIONS = ("none", "int8")
 GRAPHS = ("auto", "off")
 PREFIX_CACHES = ("auto", "lru", "lfu", "fifo", "size", "off")
 
@@ -50,7 +55,10 @@ class RopeScaling:
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class ModelConfig(_Options):
-    """Shape of a Llama-family decoder. Counts are per model unless the name says otherwise."""
+    """Shape of a decoder of one of `FAMILIES`. Counts are per model unless the name says otherwise.
+
+    A family takes what it has a use for: gpt2 has no rotary embedding, and reads nothing named `rope`.
+    """
 
     vocab_size: int
     hidden_size: int
@@ -65,15 +73,28 @@ class ModelConfig(_Options):
     norm_eps: float = 1e-5
     tie_embeddings: bool = False
     eos_token_ids: tuple[int, ...] = ()
+    family: str = "llama"
 
     def __post_init__(self) -> None:
+        if self.family not in FAMILIES:
+            raise ConfigError(unknown("family", self.family, FAMILIES))
         for name in ("vocab_size", "hidden_size", "intermediate_size", "num_layers", "num_heads", "num_kv_heads"):
             if getattr(self, name) < 1:
                 raise ConfigError(f"{name} must be at least 1, not {getattr(self, name)}")
         if self.num_heads % self.num_kv_heads:
             raise ConfigError(f"num_heads {self.num_heads} is no multiple of num_kv_heads {self.num_kv_heads}")
-        if self.head_dim % 2:
+        if self.family == "gpt2":
+            self._check_heads_of_gpt2()
+        elif self.head_dim % 2:
             raise ConfigError(f"head_dim {self.head_dim} is odd: RoPE turns pairs of numbers")
+
+    def _check_heads_of_gpt2(self) -> None:
+        """One fused matrix makes queries, keys and values of a position, each as wide as the hidden state."""
+        if self.num_kv_heads != self.num_heads or self.num_heads * self.head_dim != self.hidden_size:
+            raise ConfigError(
+                f"gpt2 has as many KV heads as heads, and num_heads x head_dim is its hidden_size: not "
+                f"{self.num_heads} heads of {self.head_dim}, {self.num_kv_heads} KV heads and {self.hidden_size}"
+            )
 
     def kv_bytes_per_token(self, bytes_per_number: int) -> int:
         """2 (keys, values) x layers x KV heads x head size x bytes; query heads do not count."""
@@ -90,8 +111,10 @@ class EngineConfig(_Options):
     recomputes every position at every step. `kv_memory` sizes the pool (auto, a size such as 2GiB, a share such as 40%
     of what is free). `prefix_cache` keeps the blocks of prompts and answers for requests that begin alike, and names
     what is evicted first when the pool is full (auto: lru with a pool, else off). `attention` is what computes it
-    (auto: a kernel over block tables on a GPU, else SDPA). `graphs` records whole decode steps and plays them again
-    (auto: as CUDA graphs, where such a kernel runs). `seed` fixes the weights of a random model.
+    (auto: a kernel over block tables where there is one, else SDPA). `graphs` records whole decode steps and plays them
+    again (auto: as CUDA graphs, where such a kernel runs). `kernels` native are compiled on this machine, once, for
+    bfloat16 on a CPU that multiplies it (auto: where they can be, else torch). `quantize` int8 keeps matrices in 8
+    bits, a scale for each output. `seed` fixes the weights of a random model.
     """
 
     model: str = "smollm2-135m"
@@ -102,6 +125,8 @@ class EngineConfig(_Options):
     prefix_cache: str = "auto"
     attention: str = "auto"
     graphs: str = "auto"
+    kernels: str = "auto"
+    quantize: str = "none"
     seed: int = 0
 
     def __post_init__(self) -> None:
@@ -115,6 +140,10 @@ class EngineConfig(_Options):
             raise ConfigError(unknown("graphs", self.graphs, GRAPHS))
         if self.prefix_cache not in PREFIX_CACHES:
             raise ConfigError(unknown("prefix_cache", self.prefix_cache, PREFIX_CACHES))
+        if self.kernels not in KERNELS:
+            raise ConfigError(unknown("kernels", self.kernels, KERNELS))
+        if self.quantize not in QUANTIZATIONS:
+            raise ConfigError(unknown("quantize", self.quantize, QUANTIZATIONS))
         if self.cache != "paged" and self.prefix_cache not in ("auto", "off"):
             raise ConfigError(f"prefix_cache {self.prefix_cache!r} keeps blocks of cache 'paged', not {self.cache!r}")
 

@@ -59,7 +59,9 @@ class Engine:
         self.tokenizer: Tokenizer = loaded.tokenizer
         self._model: CausalModel = loaded.model
         self._eos_token_ids = loaded.config.eos_token_ids or loaded.tokenizer.eos_token_ids
-        self.attention = choose_backend(config.attention, loaded.device, is_paged=cache == "paged")
+        self.attention = choose_backend(
+            config.attention, loaded.device, is_paged=cache == "paged", has_native=loaded.is_native
+        )
         for name in scheduling.keys() - set(SchedulerConfig.option_names()):
             choices = (*_OWN_OPTIONS, *SchedulerConfig.option_names())
             raise ConfigError(unknown("Engine option", name, choices))
@@ -105,8 +107,8 @@ class Engine:
 
     @property
     def notes(self) -> tuple[str, ...]:
-        """What does not go as it was meant to, and why, in a sentence each: a step that cannot be recorded."""
-        return () if self._replays is None else tuple(self._replays.notes)
+        """What does not go as it was meant to, and why, in a sentence each."""
+        return (*self.loaded.notes, *(self._replays.notes if self._replays else ()))
 
     def warm_up(self) -> int:
         """Record decode steps of every size ahead of time; returns how many, 0 where `graphs` records none.

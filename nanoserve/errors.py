@@ -2,6 +2,7 @@
 
     NanoserveError
     ├── ConfigError       an option, a device, a dtype or a model shape that cannot work
+    │   └── KernelError   compiled kernels that this machine cannot make or run
     ├── ModelError        a model that cannot be found or read
     │   ├── FetchError    the package index, the hub or the disk did not deliver
     │   └── WeightsError  a checkpoint that is truncated, foreign or incomplete
@@ -22,6 +23,10 @@ class NanoserveError(Exception):
 
 class ConfigError(NanoserveError):
     """An option, device, dtype or model shape that cannot work."""
+
+
+class KernelError(ConfigError):
+    """Compiled kernels that this machine cannot make or run; without them plain torch computes the same."""
 
 
 class ModelError(NanoserveError):

@@ -1,30 +1,90 @@
 """Translates between a Hugging Face `config.json` and `ModelConfig`, both ways.
 
-Knows the keys of transformers 4 (`rope_theta`, `rope_scaling`) and 5 (`rope_parameters`), and which of their values
-this engine computes. Refuses to know files, weights and torch; and refuses every value it would have to ignore.
+Knows the keys of each family, in transformers 4 (`rope_theta`, `rope_scaling`) and 5 (`rope_parameters`), and which of
+their values this engine computes. Refuses to know files, weights and torch; and refuses every value it would have to
+ignore.
 """
 
 from collections.abc import Mapping
 from typing import Any
 
-from nanoserve.config import ModelConfig, RopeScaling
+from nanoserve.config import FAMILIES, ModelConfig, RopeScaling
 from nanoserve.errors import ConfigError, unknown
 
-MODEL_TYPES = ("llama", "mistral")
 ROPE_TYPES = ("default", "llama3")
+_ARCHITECTURES = {
+    "llama": "LlamaForCausalLM",
+    "mistral": "MistralForCausalLM",
+    "qwen2": "Qwen2ForCausalLM",
+    "qwen3": "Qwen3ForCausalLM",
+    "gpt2": "GPT2LMHeadModel",
+}
+
+# What an absent key means to transformers, where that is not what it means for a Llama.
+_ABSENT: dict[str, dict[str, Any]] = {
+    "mistral": {"num_key_value_heads": 8, "sliding_window": 4096},
+    "qwen2": {"num_key_value_heads": 32},
+    "qwen3": {"num_key_value_heads": 32, "head_dim": 128},
+    "gpt2": {"tie_word_embeddings": True},
+}
+
+# The only values that are computed, which are also those of absent keys.
+_COMPUTED_GPT2: dict[str, Any] = {
+    "activation_function": "gelu_new",
+    "scale_attn_weights": True,
+    "scale_attn_by_inverse_layer_idx": False,
+    "reorder_and_upcast_attn": False,
+    "add_cross_attention": False,
+}
+_COMPUTED: dict[str, Any] = {
+    "hidden_act": "silu",
+    "attention_bias": False,
+    "mlp_bias": False,
+    "use_sliding_window": False,
+}
+
 _LLAMA3_KEYS = ("factor", "low_freq_factor", "high_freq_factor", "original_max_position_embeddings")
 
 
 def parse_hf_config(data: Mapping[str, Any]) -> ModelConfig:
-    """Read a parsed config.json; keys that may be absent take the defaults of transformers' LlamaConfig.
+    """Read a parsed config.json; keys that may be absent take the defaults of transformers' class for the family.
 
-    Raises ConfigError, naming the value and the choices, for whatever this engine does not compute.
+    A sliding window ends the context: up to there it is full attention. Raises ConfigError, naming the value and the
+    choices, for whatever this engine does not compute.
     """
+    family = data.get("model_type")
+    if family not in FAMILIES:
+        raise ConfigError(unknown("model_type", family, FAMILIES))
+    data = {**_ABSENT.get(family, {}), **data}
     _refuse_foreign(data)
+    return _parse_gpt2(data) if family == "gpt2" else _parse_rotary(family, data)
+
+
+def _parse_gpt2(data: Mapping[str, Any]) -> ModelConfig:
+    num_heads, hidden_size = _count(data, "n_head"), _count(data, "n_embd")
+    return ModelConfig(
+        family="gpt2",
+        vocab_size=_count(data, "vocab_size"),
+        hidden_size=hidden_size,
+        intermediate_size=_count(data, "n_inner", 4 * hidden_size),
+        num_layers=_count(data, "n_layer"),
+        num_heads=num_heads,
+        num_kv_heads=num_heads,
+        head_dim=hidden_size // num_heads,
+        max_context_tokens=_count(data, "n_positions"),
+        norm_eps=_number(data, "layer_norm_epsilon", 1e-5),
+        tie_embeddings=bool(data["tie_word_embeddings"]),
+        eos_token_ids=parse_eos(data.get("eos_token_id")),
+    )
+
+
+def _parse_rotary(family: str, data: Mapping[str, Any]) -> ModelConfig:
     num_heads = _count(data, "num_attention_heads")
     hidden_size = _count(data, "hidden_size")
     theta, scaling = _rope(data)
+    context = _count(data, "max_position_embeddings")
     return ModelConfig(
+        family=family,
         vocab_size=_count(data, "vocab_size"),
         hidden_size=hidden_size,
         intermediate_size=_count(data, "intermediate_size"),
@@ -32,7 +92,7 @@ def parse_hf_config(data: Mapping[str, Any]) -> ModelConfig:
         num_heads=num_heads,
         num_kv_heads=_count(data, "num_key_value_heads", num_heads),
         head_dim=_count(data, "head_dim", hidden_size // num_heads),
-        max_context_tokens=_count(data, "max_position_embeddings"),
+        max_context_tokens=min(context, _count(data, "sliding_window", context)) if family == "mistral" else context,
         rope_theta=theta,
         rope_scaling=scaling,
         norm_eps=_number(data, "rms_norm_eps", 1e-6),
@@ -53,9 +113,30 @@ def to_hf_config(config: ModelConfig) -> dict[str, Any]:
     """A config.json that transformers 4 and 5 both load, with the keys of transformers 4."""
     eos = list(config.eos_token_ids)
     return {
-        "architectures": ["LlamaForCausalLM"],
-        "model_type": "llama",
+        "architectures": [_ARCHITECTURES[config.family]],
+        "model_type": config.family,
         "vocab_size": config.vocab_size,
+        **(_write_gpt2(config) if config.family == "gpt2" else _write_rotary(config)),
+        "tie_word_embeddings": config.tie_embeddings,
+        "bos_token_id": None,
+        "eos_token_id": eos[0] if len(eos) == 1 else eos or None,
+    }
+
+
+def _write_gpt2(config: ModelConfig) -> dict[str, Any]:
+    return {
+        "n_embd": config.hidden_size,
+        "n_inner": config.intermediate_size,
+        "n_layer": config.num_layers,
+        "n_head": config.num_heads,
+        "n_positions": config.max_context_tokens,
+        "layer_norm_epsilon": config.norm_eps,
+        **_COMPUTED_GPT2,
+    }
+
+
+def _write_rotary(config: ModelConfig) -> dict[str, Any]:
+    return {
         "hidden_size": config.hidden_size,
         "intermediate_size": config.intermediate_size,
         "num_hidden_layers": config.num_layers,
@@ -66,29 +147,26 @@ def to_hf_config(config: ModelConfig) -> dict[str, Any]:
         "rope_theta": config.rope_theta,
         "rope_scaling": _write_scaling(config.rope_scaling),
         "rms_norm_eps": config.norm_eps,
-        "tie_word_embeddings": config.tie_embeddings,
-        "hidden_act": "silu",
-        "attention_bias": False,
-        "mlp_bias": False,
-        "bos_token_id": None,
-        "eos_token_id": eos[0] if len(eos) == 1 else eos or None,
+        "sliding_window": None,
+        **_COMPUTED,
     }
 
 
 def _refuse_foreign(data: Mapping[str, Any]) -> None:
-    if data.get("model_type") not in MODEL_TYPES:
-        raise ConfigError(unknown("model_type", data.get("model_type"), MODEL_TYPES))
-    if data.get("hidden_act", "silu") != "silu":
-        raise ConfigError(unknown("hidden_act", data["hidden_act"], ("silu",)))
-    # Absent means 4096 to transformers' MistralConfig, so only an explicit null says that there is no window.
-    if data["model_type"] == "mistral" and data.get("sliding_window", 4096) is not None:
-        window = data.get("sliding_window", "4096 (absent)")
-        raise ConfigError(f"sliding_window {window} is not supported; choose a mistral checkpoint where it is null")
-    for name in ("attention_bias", "mlp_bias"):
-        if data.get(name, False):
-            raise ConfigError(f"{name} {data[name]!r} is not supported; choose a checkpoint where it is false")
+    for name, wanted in (_COMPUTED_GPT2 if data["model_type"] == "gpt2" else _COMPUTED).items():
+        if (data.get(name, wanted) or False) != wanted:
+            raise ConfigError(_not_computed(name, data[name], wanted))
+    for kind in data.get("layer_types") or ():
+        if kind != "full_attention":
+            raise ConfigError(unknown("layer type", kind, ("full_attention",)))
     if data.get("quantization_config"):
         raise ConfigError("quantization_config is not supported; choose a float checkpoint or a GGUF file")
+
+
+def _not_computed(name: str, value: object, wanted: object) -> str:
+    if isinstance(wanted, str):
+        return unknown(name, value, (wanted,))
+    return f"{name} {value!r} is not supported; choose a checkpoint where it is {str(wanted).lower()}"
 
 
 def _rope(data: Mapping[str, Any]) -> tuple[float, RopeScaling | None]:

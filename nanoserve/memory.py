@@ -16,7 +16,7 @@ import torch
 from nanoserve.cache.sizing import PoolPlan, plan_pool
 from nanoserve.config import EngineConfig, ModelConfig, SchedulerConfig
 from nanoserve.errors import ConfigError
-from nanoserve.models.llama import Llama
+from nanoserve.models.families import build_model
 
 _PROC_CGROUP, _CGROUPS = Path("/proc/self/cgroup"), Path("/sys/fs/cgroup")
 
@@ -67,7 +67,7 @@ def plan_for(
 def weights_bytes(config: ModelConfig, dtype: torch.dtype) -> int:
     """What the weights of a model of this shape take once they are loaded."""
     with torch.device("meta"):
-        model = Llama(config)
+        model = build_model(config)
     return sum(weight.numel() for weight in model.parameters()) * dtype.itemsize
 
 

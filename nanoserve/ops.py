@@ -22,11 +22,15 @@ class Ops(Protocol):
     """Activations are [rows, width], a row for each position of a step; results may be overwritten by the next step."""
 
     def embed(self, token_ids: torch.Tensor, embedding: nn.Embedding) -> torch.Tensor:
-        """Token ids [rows] -> hidden states [rows, hidden]."""
+        """Token ids, or positions where those are learned, [rows] -> hidden states [rows, hidden]."""
         ...
 
     def norm(self, inputs: torch.Tensor, norm: nn.RMSNorm) -> torch.Tensor:
         """Root mean square norm (arXiv:1910.07467) over the last dimension."""
+        ...
+
+    def layer_norm(self, inputs: torch.Tensor, norm: nn.LayerNorm) -> torch.Tensor:
+        """Mean and variance norm with weight and bias (arXiv:1607.06450) over the last dimension."""
         ...
 
     def project(self, inputs: torch.Tensor, matrices: Sequence[nn.Linear]) -> Sequence[torch.Tensor]:
@@ -52,6 +56,10 @@ class Ops(Protocol):
         """SiLU(gate) * up: SwiGLU (arXiv:2002.05202)."""
         ...
 
+    def gelu(self, inputs: torch.Tensor) -> torch.Tensor:
+        """GELU by its tanh formula (arXiv:1606.08415), which GPT-2 was trained with."""
+        ...
+
     def store(self, lines: torch.Tensor, places: torch.Tensor, new: torch.Tensor) -> None:
         """Write new [rows, kv_heads, head_dim] to lines [lines, head_dim], at places [rows x kv_heads]."""
         ...
@@ -64,6 +72,10 @@ class Ops(Protocol):
         """Hidden states [rows, hidden] -> logits [rows, vocab]."""
         ...
 
+    def tensors(self, model: nn.Module) -> dict[str, torch.Tensor]:
+        """A model's weights as a checkpoint has them, by name; copies where they are kept in another form."""
+        ...
+
 
 class TorchOps:
     """See `Ops`: the formulas, in the dtype of their inputs, and angles in float32."""
@@ -73,6 +85,9 @@ class TorchOps:
 
     def norm(self, inputs: torch.Tensor, norm: nn.RMSNorm) -> torch.Tensor:
         return F.rms_norm(inputs, norm.normalized_shape, norm.weight, norm.eps)
+
+    def layer_norm(self, inputs: torch.Tensor, norm: nn.LayerNorm) -> torch.Tensor:
+        return F.layer_norm(inputs, norm.normalized_shape, norm.weight, norm.bias, norm.eps)
 
     def project(self, inputs: torch.Tensor, matrices: Sequence[nn.Linear]) -> Sequence[torch.Tensor]:
         return [F.linear(inputs, matrix.weight, matrix.bias) for matrix in matrices]
@@ -92,6 +107,9 @@ class TorchOps:
     def gate(self, gate: torch.Tensor, up: torch.Tensor) -> torch.Tensor:
         return F.silu(gate) * up
 
+    def gelu(self, inputs: torch.Tensor) -> torch.Tensor:
+        return F.gelu(inputs, approximate="tanh")
+
     def store(self, lines: torch.Tensor, places: torch.Tensor, new: torch.Tensor) -> None:
         lines.index_copy_(0, places, new.flatten(0, 1))
 
@@ -100,6 +118,9 @@ class TorchOps:
 
     def logits(self, hidden: torch.Tensor, head: nn.Linear | nn.Embedding) -> torch.Tensor:
         return F.linear(hidden, head.weight)
+
+    def tensors(self, model: nn.Module) -> dict[str, torch.Tensor]:
+        return model.state_dict()
 
 
 TORCH = TorchOps()

@@ -18,30 +18,42 @@ import torch
 from safetensors import SafetensorError, safe_open
 
 from nanoserve import catalog
+from nanoserve.cache.kv import NoCache
 from nanoserve.config import DTYPES, EngineConfig, ModelConfig
-from nanoserve.errors import ConfigError, WeightsError, unknown
+from nanoserve.errors import ConfigError, KernelError, WeightsError, unknown
 from nanoserve.fused import fuse
 from nanoserve.hf_config import parse_eos, parse_hf_config
-from nanoserve.models.llama import Llama
+from nanoserve.models.families import CLASSES, Model, build_model
+from nanoserve.ops import TORCH, Ops
 from nanoserve.tokenizer import ByteTokenizer, HFTokenizer, Tokenizer
 
 Check = Callable[[ModelConfig, Tokenizer], object]
 NamedTensors = Iterator[tuple[str, str, torch.Tensor]]  # file (for messages), name, values
 
-_RANDOM_STD = 0.02  # the initializer_range of the Llama family
+_RANDOM_STD = 0.02  # the initializer_range of every family
 _CHUNK = 1 << 22  # random numbers per generator; part of the definition of "same seed, same weights"
 
 
 @dataclasses.dataclass(frozen=True)
 class LoadedModel:
-    """A model in eval mode on its device. `weights` says in one line where its numbers come from."""
+    """A model in eval mode on its device. `weights` says in one line where its numbers come from.
 
-    model: Llama
+    `ops` compute it; `notes` say in one line each what could not be had.
+    """
+
+    model: Model
     tokenizer: Tokenizer
     config: ModelConfig
     weights: str
     device: torch.device
     dtype: torch.dtype
+    ops: Ops = TORCH
+    notes: tuple[str, ...] = ()
+
+    @property
+    def is_native(self) -> bool:
+        """Whether compiled kernels compute it."""
+        return self.ops is not TORCH
 
 
 @dataclasses.dataclass(frozen=True)
@@ -62,13 +74,46 @@ def load_model(config: EngineConfig, before_weights: Check = lambda *_: None) ->
     dtype = resolve_dtype(config.dtype, device)
     checkpoint = _open(catalog.resolve(config.model), dtype, config.seed)
     before_weights(checkpoint.config, checkpoint.tokenizer)
+    ops, notes = choose_ops(config, device, dtype)
     with torch.device("meta"):
-        model = Llama(checkpoint.config)
+        model = build_model(checkpoint.config, ops)
     _fill(model, checkpoint.tensors, device, dtype, config.model)
     model.eval().requires_grad_(False)
     if device.type == "cuda":
-        fuse(model)
-    return LoadedModel(model, checkpoint.tokenizer, checkpoint.config, checkpoint.weights, device, dtype)
+        ops = fuse(model)
+    elif ops is not TORCH:
+        _pack(model)
+    return LoadedModel(
+        model, checkpoint.tokenizer, checkpoint.config, checkpoint.weights, device, dtype, ops=ops, notes=notes
+    )
+
+
+def choose_ops(config: EngineConfig, device: torch.device, dtype: torch.dtype) -> tuple[Ops, tuple[str, ...]]:
+    """What computes a model, and why it is not what would be faster.
+
+    Raises KernelError where `config` asks for native kernels that cannot be had.
+    """
+    if device.type != "cpu" or dtype != torch.bfloat16 or config.kernels == "torch":
+        if config.kernels == "native":
+            raise KernelError(f"kernels 'native' are for bfloat16 on a CPU, not for {dtype} on {device.type}")
+        return TORCH, ()
+    from nanoserve.cpu.build import load_library
+    from nanoserve.cpu.native import NativeOps
+
+    try:
+        library = load_library(catalog.cache_dir() / "kernels")
+    except KernelError as error:
+        if config.kernels == "native":
+            raise
+        return TORCH, (f"plain torch computes the model: {error}",)
+    return NativeOps(library, is_int8=config.quantize == "int8"), ()
+
+
+@torch.inference_mode()
+def _pack(model: Model) -> None:
+    """One position through the model: whoever packs matrices does so at their first use."""
+    hidden = model(torch.zeros(1, dtype=torch.long), torch.zeros(1, dtype=torch.long), NoCache())
+    model.compute_logits(hidden)
 
 
 def resolve_device(name: str) -> torch.device:
@@ -118,8 +163,8 @@ def _open_gguf(path: Path, dtype: torch.dtype) -> _Checkpoint:
 
 
 def _open_folder(name: str, folder: Path) -> _Checkpoint:
-    tokenizer = HFTokenizer.from_folder(folder)
-    return _Checkpoint(_read_config(folder), tokenizer, _describe(name, folder), _read_folder(folder))
+    tokenizer, config = HFTokenizer.from_folder(folder), _read_config(folder)
+    return _Checkpoint(config, tokenizer, _describe(name, folder), _adopt(config, _read_folder(folder)))
 
 
 def _describe(name: str, folder: Path) -> str:
@@ -153,6 +198,14 @@ def _read_json(path: Path) -> dict[str, Any]:
     return data
 
 
+def _adopt(config: ModelConfig, tensors: NamedTensors) -> NamedTensors:
+    """The model's parameters out of a checkpoint's tensors. A second copy of tied embeddings is harmless."""
+    for file, key, tensor in tensors:
+        if key != "lm_head.weight" or not config.tie_embeddings:
+            for name, values in CLASSES[config.family].adopt(key, tensor).items():
+                yield file, name, values
+
+
 def _read_folder(folder: Path) -> NamedTensors:
     """Tensors of model.safetensors, or of the shards that model.safetensors.index.json lists."""
     single, index = folder / "model.safetensors", folder / "model.safetensors.index.json"
@@ -184,12 +237,12 @@ def _read_safetensors(path: Path) -> NamedTensors:
 
 
 def _random_tensors(config: ModelConfig, dtype: torch.dtype, seed: int) -> NamedTensors:
-    """Normal matrices and norms of one, for every parameter the model has; equal for equal seeds."""
+    """Normal matrices, norms of one and biases of zero, for every parameter the model has; equal for equal seeds."""
     with torch.device("meta"):
-        shapes = {name: weight.shape for name, weight in Llama(config).named_parameters()}
+        shapes = {name: weight.shape for name, weight in build_model(config).named_parameters()}
     with ThreadPoolExecutor(torch.get_num_threads()) as pool:
         for name, shape in shapes.items():
-            weight = torch.ones(shape, dtype=dtype)
+            weight = torch.full(shape, 0.0 if name.endswith(".bias") else 1.0, dtype=dtype)
             if len(shape) > 1:
                 starts = range(0, weight.numel(), _CHUNK)
                 list(pool.map(functools.partial(_fill_chunk, weight, f"{seed}/{name}"), starts))
@@ -204,28 +257,20 @@ def _fill_chunk(weight: torch.Tensor, key: str, start: int) -> None:
     chunk.copy_(torch.empty(chunk.shape).normal_(0.0, _RANDOM_STD, generator=generator))
 
 
-def _fill(model: Llama, tensors: NamedTensors, device: torch.device, dtype: torch.dtype, name: str) -> None:
+def _fill(model: Model, tensors: NamedTensors, device: torch.device, dtype: torch.dtype, name: str) -> None:
     expected = {key: weight.shape for key, weight in model.named_parameters()}
     found: dict[str, torch.Tensor] = {}
     for file, key, tensor in tensors:
         if key not in expected:
-            _refuse_unexpected(file, key, model.config)
-            continue
+            raise WeightsError(f"{file}: unexpected tensor {key}")
         if tensor.shape != expected[key]:
             shapes = f"{list(tensor.shape)}, the model's is {list(expected[key])}"
             raise WeightsError(f"{file}: {key} has shape {shapes}")
         # A mapped file may change under a running model and is not aligned for vector loads: take a copy.
         mapped = file.endswith(".safetensors")
-        found[key] = tensor.to(device=device, dtype=dtype, copy=mapped)
+        found[key] = tensor.to(device=device, dtype=dtype, copy=mapped, memory_format=torch.contiguous_format)
     _refuse_missing(name, set(expected) - set(found))
     model.load_state_dict(found, assign=True)
-
-
-def _refuse_unexpected(file: str, key: str, config: ModelConfig) -> None:
-    """Tables that can be computed, and a second copy of tied embeddings, are harmless; anything else is not."""
-    if key.endswith("rotary_emb.inv_freq") or (key == "lm_head.weight" and config.tie_embeddings):
-        return
-    raise WeightsError(f"{file}: unexpected tensor {key}")
 
 
 def _refuse_missing(name: str, missing: Iterable[str]) -> None:

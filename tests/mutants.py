@@ -39,6 +39,7 @@ from benchmarks.harness.errors import GitHubError
 from benchmarks.harness.github import client, comments, issues
 from benchmarks.harness.gpu import choice, memory, nvidia, steadiness
 from benchmarks.harness.nightly import closing, merging, missed
+from benchmarks.harness.peers import columns, rounds, summary
 from benchmarks.harness.timing import Stamp
 
 
@@ -438,3 +439,43 @@ def _():
 @mutant("an error shows what was sent", seen_by="github")
 def _():
     client.GitHub._error = lambda self, text, wait_s: GitHubError(f"GitHub, {text}", wait_s)
+
+
+# Other engines beside ours.
+
+
+@mutant("every round asks the same prompts: a prefix cache answers", seen_by="peers")
+def _():
+    right = rounds.Prompts.asks
+    rounds.Prompts.asks = lambda self, scene: right(rounds.Prompts(1000, 0), scene)
+
+
+@mutant("the warm-up is what is timed", seen_by="peers")
+def _():
+    right = rounds._taken
+    everywhere(right, lambda turn, worker, warm, timed: turn._replace(replies=[worker.ask(warm[0], 4)]))
+
+
+@mutant("peers always take turns in one order", seen_by="peers")
+def _():
+    rounds.random = type("Fixed", (), {"Random": type("Still", (rounds.random.Random,), {
+        "sample": lambda self, population, k: list(population)})})  # fmt: skip
+
+
+@mutant("the ratio is of medians, not of rounds", seen_by="peers")
+def _():
+    def wrong(ours, other):
+        return stats.paired_ratio([ours.median], [other.median])
+
+    everywhere(summary.paired, wrong)
+
+
+@mutant("the slowest rival is the one to beat", seen_by="peers")
+def _():
+    right = summary.ratios
+    everywhere(right, lambda found, peers, *, is_more_better: right(found, peers, is_more_better=not is_more_better))
+
+
+@mutant("decode throughput counts the prefill", seen_by="peers")
+def _():
+    everywhere(columns.decode_tokens_per_s, columns.all_tokens_per_s)

@@ -1,5 +1,6 @@
 """Shares of ceilings: what a run had to read and compute, over what it took, over what the machine gave at its best."""
 
+import dataclasses
 import itertools
 from types import SimpleNamespace
 
@@ -9,9 +10,13 @@ import torch
 from benchmarks.harness.ceilings import Ceilings
 from benchmarks.harness.counters import count_work
 from benchmarks.harness.efficiency import mbu, mfu, shares_of
-from benchmarks.harness.sources.llama_cost import LlamaCost
+from benchmarks.harness.sources.nanoserve import NanoserveSubject
 from benchmarks.harness.timing import RunTiming, Stamp
 from nanoserve.cache.contiguous import ContiguousCache
+from nanoserve.config import FAMILIES
+from nanoserve.models.families import build_model
+from nanoserve.tokenizer import ByteTokenizer
+from nanoserve.weights import LoadedModel
 
 CEILINGS = SimpleNamespace(read_bytes_per_s=1000.0, flops_per_s=100.0)
 
@@ -56,32 +61,40 @@ def test_a_share_above_one_is_told_and_not_shown():
     assert "MBU came out at 6.15" in flag.what
 
 
-# What a Llama has to do, against what the counters see it do.
+# What a model has to do, against what the counters see it do.
 
 
-def test_the_flops_of_a_prefill_are_those_that_are_counted_less_what_the_mask_hides(tiny):
-    config, tokens = tiny.config, 24
-    cache = ContiguousCache(config, tokens, tiny.dtype, tiny.device)
+@pytest.fixture(scope="module", params=FAMILIES)
+def subject(request, tiny_config):
+    config = dataclasses.replace(tiny_config, family=request.param, num_kv_heads=4 if request.param == "gpt2" else 2)
+    model = build_model(config).requires_grad_(False)
+    loaded = LoadedModel(model, ByteTokenizer(512), config, "whatever was there", torch.device("cpu"), torch.float32)
+    return NanoserveSubject(loaded, request.param)
+
+
+def test_the_flops_of_a_prefill_are_those_that_are_counted_less_what_the_mask_hides(subject):
+    loaded, config, tokens = subject._loaded, subject._loaded.config, 24
+    cache = ContiguousCache(config, tokens, loaded.dtype, loaded.device)
 
     def prefill():
-        hidden = tiny.model(torch.arange(tokens), torch.arange(tokens), cache)
-        tiny.model.compute_logits(hidden[-1:])
+        hidden = loaded.model(torch.arange(tokens), torch.arange(tokens), cache)
+        loaded.model.compute_logits(hidden[-1:])
 
     with torch.inference_mode():
         _, counted = count_work(prefill, prepare=lambda: setattr(cache, "num_cached", 0))
     hidden_pairs = tokens * tokens - tokens * (tokens + 1) / 2
     masked = 4 * config.num_layers * config.num_heads * config.head_dim * hidden_pairs
-    assert LlamaCost(config, 4).prefill_flops(tokens) == counted.flops - masked
+    assert subject.cost().prefill_flops(tokens) == counted.flops - masked
 
 
-def test_a_decode_step_reads_every_weight_of_a_product_once_and_the_context(tiny):
-    cost, config = LlamaCost(tiny.config, 4), tiny.config
-    matrices = [p for name, p in tiny.model.named_parameters() if p.ndim == 2 and "embed" not in name]
+def test_a_decode_step_reads_every_weight_of_a_product_once_and_the_context(subject):
+    cost, config, model = subject.cost(), subject._loaded.config, subject._loaded.model
+    matrices = [each.weight for each in model.modules() if isinstance(each, torch.nn.Linear)]
     head = config.vocab_size * config.hidden_size if config.tie_embeddings else 0
-    weights = 4 * (sum(p.numel() for p in matrices) + head)
+    weights = 4 * (sum(matrix.numel() for matrix in matrices) + head)
     assert cost.read_bytes(0) == weights
     assert cost.read_bytes(100) == weights + 100 * config.kv_bytes_per_token(4)
-    assert LlamaCost(config, 4, keeps_kv=False).read_bytes(100) == weights
+    assert subject.cost(cache="none").read_bytes(100) == weights
 
 
 # The ceilings themselves.

@@ -5,8 +5,8 @@ import dataclasses
 import pytest
 import torch
 
-from benchmarks.harness.sources.llama_twin import llama_twin
 from benchmarks.harness.sources.nanoserve import TWIN, NanoserveSubject
+from benchmarks.harness.sources.twin import transformers_twin
 from nanoserve.catalog import resolve
 from nanoserve.config import EngineConfig
 from nanoserve.hf_config import to_hf_config
@@ -42,5 +42,5 @@ def test_llama3_scaling_reaches_the_twin(subject):
     theirs = resolve("llama-3.2-1b").config
     rope = {"rope_theta": theirs.rope_theta, "rope_scaling": theirs.rope_scaling}
     config = dataclasses.replace(subject._loaded.config, **rope)
-    twin = llama_twin(subject._loaded.model, to_hf_config(config))
+    twin = transformers_twin(subject._loaded.model.state_dict(), to_hf_config(config))
     assert torch.allclose(twin.model.rotary_emb.inv_freq, rope_frequencies(config, torch.device("cpu")))

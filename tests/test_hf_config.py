@@ -21,6 +21,7 @@ PLAIN = {
     "max_position_embeddings": 256,
     "rms_norm_eps": 1e-5,
 }
+GPT2 = {"model_type": "gpt2", "vocab_size": 100, "n_embd": 64, "n_layer": 2, "n_head": 4, "n_positions": 32}
 LLAMA3 = {
     "rope_type": "llama3",
     "factor": 32.0,
@@ -38,9 +39,9 @@ def test_every_shape_survives_the_way_there_and_back(name):
 
 @pytest.mark.parametrize("name", SHAPES)
 def test_transformers_reads_what_is_written(name):
-    from transformers import LlamaConfig
+    from transformers import AutoConfig
 
-    theirs = LlamaConfig(**to_hf_config(SHAPES[name]))
+    theirs = AutoConfig.for_model(**to_hf_config(SHAPES[name]))
     assert parse_hf_config(theirs.to_dict()) == SHAPES[name]
 
 
@@ -80,24 +81,73 @@ def test_any_other_eos_is_refused(value):
         parse_eos(value)
 
 
-def test_mistral_without_a_window_is_a_llama():
-    assert parse_hf_config({**PLAIN, "model_type": "mistral", "sliding_window": None}) == parse_hf_config(PLAIN)
+@pytest.mark.parametrize(
+    ("window", "context"), [({}, 4096), ({"sliding_window": 100}, 100), ({"sliding_window": None}, 32768)]
+)
+def test_the_context_of_mistral_ends_with_its_window(window, context):
+    """An absent window is one of 4096 to transformers."""
+    long = {**PLAIN, "model_type": "mistral", "max_position_embeddings": 32768}
+    assert parse_hf_config({**long, **window}).max_context_tokens == context
+    assert parse_hf_config({**long, **window, "max_position_embeddings": 50}).max_context_tokens == 50
 
 
-@pytest.mark.parametrize("extra", [{"sliding_window": 4096}, {}])
-def test_mistral_with_a_window_is_refused(extra):
-    with pytest.raises(ConfigError, match="sliding_window 4096"):
-        parse_hf_config({**PLAIN, "model_type": "mistral", **extra})
+@pytest.mark.parametrize("family", ["llama", "qwen2", "qwen3"])
+def test_a_window_that_is_not_used_limits_nothing(family):
+    """Qwen's checkpoints carry one, and say beside it that nobody looks at it."""
+    config = {**PLAIN, "model_type": family, "sliding_window": 100, "use_sliding_window": False}
+    assert parse_hf_config(config).max_context_tokens == 256
+
+
+@pytest.mark.parametrize(
+    ("family", "num_kv_heads", "head_dim"), [("mistral", 8, 4), ("qwen2", 32, 4), ("qwen3", 32, 128)]
+)
+def test_absent_keys_mean_something_else_in_each_family(family, num_kv_heads, head_dim):
+    data = {**PLAIN, "model_type": family, "hidden_size": 128, "num_attention_heads": 32}
+    config = parse_hf_config({key: value for key, value in data.items() if key != "num_key_value_heads"})
+    assert (config.num_kv_heads, config.head_dim, config.family) == (num_kv_heads, head_dim, family)
+
+
+def test_gpt2_has_keys_of_its_own():
+    config = parse_hf_config(GPT2)
+    assert (config.hidden_size, config.intermediate_size, config.num_layers, config.head_dim) == (64, 256, 2, 16)
+    assert (config.num_heads, config.num_kv_heads, config.max_context_tokens) == (4, 4, 32)
+    assert (config.norm_eps, config.tie_embeddings, config.family) == (1e-5, True, "gpt2")
+    other = parse_hf_config({**GPT2, "n_inner": 96, "tie_word_embeddings": False, "layer_norm_epsilon": 1e-6})
+    assert (other.intermediate_size, other.tie_embeddings, other.norm_eps) == (96, False, 1e-6)
 
 
 @pytest.mark.parametrize(
     ("change", "words"),
     [
-        ({"model_type": "gemma"}, "unknown model_type 'gemma'; choose one of: llama, mistral"),
+        ({"activation_function": "gelu"}, "unknown activation_function 'gelu'; choose one of: gelu_new"),
+        (
+            {"scale_attn_weights": False},
+            "scale_attn_weights False is not supported; choose a checkpoint where it is true",
+        ),
+        ({"scale_attn_by_inverse_layer_idx": True}, "scale_attn_by_inverse_layer_idx True"),
+        ({"reorder_and_upcast_attn": True}, "reorder_and_upcast_attn True"),
+        ({"add_cross_attention": True}, "add_cross_attention True"),
+        ({"n_embd": 62}, "num_heads x head_dim is its hidden_size: not 4 heads of 15"),
+    ],
+)
+def test_what_is_not_computed_of_gpt2_is_refused_in_one_line(change, words):
+    with pytest.raises(ConfigError) as caught:
+        parse_hf_config({**GPT2, **change})
+    assert words in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({"model_type": "gemma"}, "unknown model_type 'gemma'; choose one of: llama, mistral, qwen2, qwen3, gpt2"),
         ({"model_type": None}, "unknown model_type None"),
         ({"hidden_act": "gelu"}, "unknown hidden_act 'gelu'; choose one of: silu"),
         ({"attention_bias": True}, "attention_bias True"),
         ({"mlp_bias": True}, "mlp_bias True"),
+        ({"model_type": "qwen2", "use_sliding_window": True}, "use_sliding_window True"),
+        ({"model_type": "qwen3", "attention_bias": True}, "attention_bias True"),
+        ({"layer_types": ["full_attention", "sliding_attention"]}, "unknown layer type 'sliding_attention'; choose"),
         ({"quantization_config": {"bits": 4}}, "quantization_config"),
         (
             {"rope_scaling": {"type": "linear", "factor": 2}},

@@ -53,10 +53,12 @@ ENGINE = {
     "ops": "attention cache.kv torch",
     "fused": "ops torch",
     "models": "",
-    "models.*": "config attention cache.kv ops torch",
+    "models.*": "config attention cache.kv ops models.* torch",
     "sampling": "errors config staging torch",
     "gguf_file": "errors config hf_config gguf_tokenizer models.* gguf numpy safetensors tokenizers torch",
-    "weights": "errors config catalog fused hf_config models.* tokenizer safetensors torch | gguf_file",
+    "weights": (
+        "errors config cache.kv catalog fused hf_config models.* ops tokenizer safetensors torch | cpu.* gguf_file"
+    ),
     "memory": "errors config cache.sizing models.* psutil torch",
     "answer": "request sampling stopping tokenizer torch",
     "replay": "config errors batch sampling seats staging cache.paged models.causal weights torch",
@@ -171,14 +173,17 @@ INSTRUMENT = {
     "harness.sources.sse": "harness.errors",
     "harness.sources.openai": "harness.errors harness.sources.sse harness.timing",
     "harness.sources.huggingface": "harness.errors harness.timing | torch transformers",
-    "harness.sources.llama_cost": "",
-    "harness.sources.llama_twin": "| torch transformers",
+    "harness.sources.step_cost": "",
+    "harness.sources.twin": "| torch transformers",
     "harness.sources.nanoserve": (
         "harness.errors harness.serving harness.sources.nanoserve_reuse harness.timing | "
-        "harness.sources.huggingface harness.sources.llama_cost "
-        "harness.sources.llama_twin harness.sources.nanoserve_parts harness.sources.nanoserve_prefix nanoserve "
-        "nanoserve.* torch"
+        "harness.sources.huggingface harness.sources.nanoserve_parts harness.sources.nanoserve_prefix "
+        "harness.sources.step_cost harness.sources.twin nanoserve nanoserve.* torch"
     ),
+    "harness.sources.nanoserve_export": (
+        "harness.errors harness.files | harness.sources.llama_cost nanoserve nanoserve.* safetensors torch"
+    ),
+    "harness.sources.nanoserve_worker": "harness.peers.workers.protocol | nanoserve torch",
     "harness.sources.nanoserve_parts": "harness.errors harness.timing | nanoserve nanoserve.* torch",
     "harness.sources.nanoserve_prefix": "harness.errors | nanoserve.*",
     "harness.sources.nanoserve_reuse": (
@@ -319,6 +324,39 @@ INSTRUMENT = {
         "harness.errors time typer | harness.github.client harness.github.comments harness.github.issues "
         "harness.nightly.folder httpx2"
     ),
+    # Other engines beside ours. A worker knows its engine, in an environment of its own, and nothing else of this.
+    "harness.peers": "",
+    "harness.peers.workers": "",
+    "harness.peers.workers.protocol": "time",
+    "harness.peers.workers.on_transformers": "harness.peers.workers.protocol | torch transformers",
+    "harness.peers.workers.on_llama_cpp": "harness.peers.workers.protocol | llama_cpp",
+    "harness.peers.workers.on_vllm": "harness.peers.workers.protocol | vllm",
+    "harness.peers.workers.on_openvino": "harness.peers.workers.protocol | numpy openvino openvino_genai",
+    "harness.peers.registry": "harness.errors",
+    "harness.peers.install": "harness.errors harness.files harness.nightly.runner harness.peers.registry",
+    "harness.peers.gguf_writer": "| gguf numpy safetensors torch",
+    "harness.peers.weights": ("harness.errors harness.nightly.runner harness.peers.gguf_writer harness.peers.registry"),
+    "harness.peers.process": "harness.errors",
+    "harness.peers.columns": "harness.errors harness.peers.process",
+    "harness.peers.rounds": "harness.errors harness.peers.columns harness.peers.process",
+    "harness.peers.summary": ("harness.peers.columns harness.peers.registry harness.peers.rounds harness.stats"),
+    "harness.peers.host": (
+        "harness.ceilings harness.efficiency harness.peers.process harness.peers.rounds harness.timing time | psutil"
+    ),
+    "harness.peers.document": (
+        "harness.efficiency harness.peers.columns harness.peers.host harness.peers.registry harness.peers.rounds "
+        "harness.peers.summary"
+    ),
+    "harness.peers.table": "harness.markdown harness.report | rich",
+    "harness.peers.session": (
+        "harness.errors harness.gate.progress harness.gate.spin harness.peers.columns harness.peers.document "
+        "harness.peers.host harness.peers.install harness.peers.process harness.peers.registry harness.peers.rounds "
+        "harness.peers.weights"
+    ),
+    "harness.peers.cli": (
+        "harness.errors harness.files harness.gate.progress typer | harness.ceilings harness.nightly.runner "
+        "harness.peers.* harness.provenance harness.sources.nanoserve harness.sources.nanoserve_export torch"
+    ),
     # The only files that know pytest.
     "harness.gate.session": "harness.* pytest",
     "harness.gate.beside": (
@@ -385,7 +423,7 @@ INSTRUMENT = {
     "studies.gate_power": "studies.gates typer time | harness.gate.*",
     "studies.gates": "harness.gate.* harness.metrics harness.stats | asv asv_runner",
     "__main__": (
-        "harness.gate.cli harness.github.cli harness.nightly.cli typer | harness.archive "
+        "harness.gate.cli harness.github.cli harness.nightly.cli harness.peers.cli typer | harness.archive "
         "harness.count_gate harness.doctor harness.errors harness.exports harness.hit_curves"
     ),
     "": "",

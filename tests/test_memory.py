@@ -137,7 +137,15 @@ def test_on_a_gpu_it_is_what_the_driver_has_and_what_torch_keeps_unused(monkeypa
 
 @pytest.mark.parametrize(
     ("name", "num_parameters"),
-    [("smollm2-135m-random", 134_515_008), ("llama-3.2-1b", 1_235_814_400), ("llama-3.1-8b", 8_030_261_248)],
+    [
+        ("smollm2-135m-random", 134_515_008),
+        ("llama-3.2-1b", 1_235_814_400),
+        ("llama-3.1-8b", 8_030_261_248),
+        ("gpt2", 124_439_808),
+        ("gpt2-medium", 354_823_168),
+        ("qwen2.5-0.5b", 494_032_768),
+        ("qwen3-0.6b", 596_049_920),
+    ],
 )
 def test_weights_take_their_published_number_of_parameters(name, num_parameters):
     assert memory.weights_bytes(SHAPES[name], torch.bfloat16) == 2 * num_parameters

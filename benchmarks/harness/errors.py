@@ -9,6 +9,7 @@ InstrumentError
 ├── DeviceError            the GPU that was asked for is not there, or others have it
 ├── GitHubError            GitHub is not reachable as the environment says, or refuses
 ├── SourceError            a streamed source broke off, or spoke another language than it should
+├── PeerError              another engine was not installed, died, hung, or did not do what it was asked
 └── ArchiveError           a results file that cannot be read, or that holds something else
 """
 
@@ -62,6 +63,10 @@ class GitHubError(InstrumentError):
 
 class SourceError(InstrumentError):
     """A stream that ended before its end, an endpoint that answered with an error or with something else."""
+
+
+class PeerError(InstrumentError):
+    """Another engine that is compared with could not be installed or run; the others go on without it."""
 
 
 class ArchiveError(InstrumentError):

@@ -26,10 +26,11 @@ class Stored(NamedTuple):
 
 
 class InBlocks(NamedTuple):
-    """The same for requests with one new row each, left where it is: a kernel follows the block tables itself.
+    """The same for requests with one new row each, or more, left where it is: a kernel follows the block tables itself.
 
     keys, values [kv_heads, slots, head_dim] of the whole pool; tables [requests, blocks] and contexts [requests] are
     int32. What a table holds behind a request's own blocks is arbitrary. `backend` is a name of `config.ATTENTIONS`.
+    With `row_starts` [requests + 1], int32, a request has any number of new rows, its last positions, from there on.
     """
 
     rows: slice
@@ -39,6 +40,7 @@ class InBlocks(NamedTuple):
     contexts: torch.Tensor
     block_size: int
     backend: str
+    row_starts: torch.Tensor | None = None
 
 
 class KVStep(Protocol):

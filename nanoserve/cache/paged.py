@@ -32,6 +32,13 @@ _SPARE = 8
 _chained = itertools.chain.from_iterable
 
 
+Store = Callable[[torch.Tensor, torch.Tensor, torch.Tensor], object]
+
+
+def _copy_lines(lines: torch.Tensor, places: torch.Tensor, new: torch.Tensor) -> None:
+    lines.index_copy_(0, places, new.flatten(0, 1))
+
+
 class PagedPool:
     """Keys and values [layers, 2, kv_heads, slots, head_dim]; slot = block x block size + offset.
 
@@ -47,9 +54,13 @@ class PagedPool:
         dtype: torch.dtype,
         device: torch.device,
         *,
+        store: Store = _copy_lines,
         has_spare: bool = False,
     ) -> None:
-        """With a spare block behind the others there is one that no request ever holds, for rows of no request's."""
+        """`store` writes new keys or values [new, kv_heads, head_dim] to lines, at as many places.
+
+        With a spare block behind the others there is one that no request ever holds, for rows of no request's.
+        """
         num_slots = (num_blocks + has_spare) * block_size
         shape = (config.num_layers, 2, config.num_kv_heads, num_slots, config.head_dim)
         self._buffer = torch.empty(shape, dtype=dtype, device=device)
@@ -58,7 +69,7 @@ class PagedPool:
         self._workspace = torch.empty((2, 0, config.head_dim), dtype=dtype, device=device)
         self._heads = torch.arange(config.num_kv_heads, device=device) * num_slots
         self.block_size, self.num_blocks, self.device = block_size, num_blocks, device
-        self.spare_block = num_blocks
+        self.spare_block, self._store = num_blocks, store
 
     @property
     def num_bytes(self) -> int:
@@ -80,7 +91,7 @@ class PagedPool:
     def write(self, layer: int, lines: torch.Tensor, keys: torch.Tensor, values: torch.Tensor) -> None:
         """Keys and values [new, kv_heads, head_dim] to as many lines."""
         for stored, new in zip(self._lines[layer], (keys, values), strict=True):
-            stored.index_copy_(0, lines, new.flatten(0, 1))
+            self._store(stored, lines, new)
 
     def whole(self, layer: int) -> tuple[torch.Tensor, torch.Tensor]:
         """Keys and values [kv_heads, slots, head_dim] of a layer, as they lie."""
@@ -124,14 +135,15 @@ class PagedStep:
         self, pool: PagedPool, parts: Sequence[PagedPart], *, in_place: str | None = None, ints: Ints | None = None
     ) -> None:
         """`in_place` names the kernel that reads requests with one new position where they are; others are gathered.
+        The native kernel reads all of them where they are.
 
         Where `ints` is given, whoever gives them sends them, and calls `arrive` before the first layer.
         """
         assert [*map(in_reading_order, parts)] == sorted(map(in_reading_order, parts)), "not in reading order"
         self._pool, together = pool, ints or Ints()
         self._slots = together.put(_chained(part.table.slots(part.num_stored, part.context) for part in parts))
-        single = [part for part in parts if part.num_new == 1] if in_place else []
-        self._in_place = (_Tables(single, together), in_place) if in_place and single else None
+        single = [part for part in parts if part.num_new == 1 or in_place == "native"] if in_place else []
+        self._in_place = _InPlace(single, together, pool.block_size, in_place) if in_place and single else None
         self._groups = [*_groups_of(parts[len(single) :], together, pool.block_size, first_row=len(single))]
         if ints is None:
             self.arrive(together.send(pool.device))
@@ -140,10 +152,7 @@ class PagedStep:
         """All of the step's integers are on the device."""
         pool = self._pool
         self._writes = pool.lines_to_write(sent[self._slots])
-        self._in_blocks = None
-        if self._in_place is not None:
-            tables, contexts = (each.int() for each in self._in_place[0].of(sent))
-            self._in_blocks = in_blocks(tables, contexts, pool.block_size, self._in_place[1])
+        self._in_blocks = None if self._in_place is None else self._in_place.of(sent)
         self._reads = [group.read(pool, sent) for group in self._groups]
 
     def extend(self, layer: int, keys: torch.Tensor, values: torch.Tensor) -> Iterator[Stored | InBlocks]:
@@ -170,20 +179,15 @@ class DecodeStep:
         self, pool: PagedPool, slots: torch.Tensor, tables: torch.Tensor, contexts: torch.Tensor, backend: str
     ) -> None:
         self._pool, self._writes = pool, pool.lines_to_write(slots)
-        self._in_blocks = in_blocks(tables, contexts, pool.block_size, backend)
+        rows = slice(0, len(slots))
+        self._in_blocks = functools.partial(
+            InBlocks, rows=rows, tables=tables, contexts=contexts, block_size=pool.block_size, backend=backend
+        )
 
     def extend(self, layer: int, keys: torch.Tensor, values: torch.Tensor) -> Iterator[InBlocks]:
         self._pool.write(layer, self._writes, keys, values)
         all_keys, all_values = self._pool.whole(layer)
         yield self._in_blocks(keys=all_keys, values=all_values)
-
-
-def in_blocks(tables: torch.Tensor, contexts: torch.Tensor, block_size: int, backend: str) -> Callable[..., InBlocks]:
-    """All but keys and values, which are each layer's own, of as many first rows as there are tables."""
-    rows = slice(0, len(tables))
-    return functools.partial(
-        InBlocks, rows=rows, tables=tables, contexts=contexts, block_size=block_size, backend=backend
-    )
 
 
 class _Tables:
@@ -199,6 +203,29 @@ class _Tables:
 
     def of(self, sent: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         return sent[self._blocks].view(self._shape), sent[self._contexts]
+
+
+class _InPlace:
+    """Requests that a kernel reads where they are, each with its new rows."""
+
+    def __init__(self, parts: Sequence[PagedPart], ints: Ints, block_size: int, backend: str) -> None:
+        self._tables, self._block_size, self._backend = _Tables(parts, ints), block_size, backend
+        starts = [0, *itertools.accumulate(part.num_new for part in parts)]
+        self._rows = slice(0, starts[-1])
+        self._row_starts = None if starts[-1] == len(parts) else ints.put(starts)
+
+    def of(self, sent: torch.Tensor) -> Callable[..., InBlocks]:
+        """All but keys and values, which are each layer's own."""
+        tables, contexts = (each.int() for each in self._tables.of(sent))
+        return functools.partial(
+            InBlocks,
+            rows=self._rows,
+            tables=tables,
+            contexts=contexts,
+            block_size=self._block_size,
+            backend=self._backend,
+            row_starts=None if self._row_starts is None else sent[self._row_starts].int(),
+        )
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

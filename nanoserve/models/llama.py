@@ -1,4 +1,4 @@
-"""The Llama family: Llama 3.x, SmolLM2, TinyLlama, Mistral without a sliding window.
+"""The Llama family: Llama 3.x, SmolLM2, TinyLlama. Mistral and Qwen are this with one thing changed.
 
 Knows the layers and their order; parameters carry the names of Hugging Face's checkpoints. Refuses to know where
 keys and values are stored, which rows the caller wants logits for, how weights got here, and what computes an
@@ -8,6 +8,7 @@ Reference: "LLaMA" (arXiv:2302.13971), "RoFormer" (arXiv:2104.09864), transforme
 """
 
 import math
+from collections.abc import Callable
 
 import torch
 from torch import nn
@@ -15,7 +16,10 @@ from torch import nn
 from nanoserve.attention import attend
 from nanoserve.cache.kv import KVStep
 from nanoserve.config import ModelConfig, RopeScaling
+from nanoserve.models.causal import empty_embedding
 from nanoserve.ops import TORCH, Ops, Rope
+
+MakeAttention = Callable[[ModelConfig, int, Ops], "SelfAttention"]
 
 
 class Llama(nn.Module):
@@ -25,7 +29,7 @@ class Llama(nn.Module):
         super().__init__()
         self.config = config
         self.ops = ops
-        self.model = Decoder(config, ops)
+        self.model = Decoder(config, ops, self.attention)
         self.lm_head = None if config.tie_embeddings else _linear(config.hidden_size, config.vocab_size)
 
     def forward(self, token_ids: torch.Tensor, positions: torch.Tensor, cache: KVStep) -> torch.Tensor:
@@ -37,19 +41,31 @@ class Llama(nn.Module):
         """Hidden states [rows, hidden] -> logits [rows, vocab]. A prefill asks for its last row only."""
         return self.ops.logits(hidden, self.model.embed_tokens if self.lm_head is None else self.lm_head)
 
+    @staticmethod
+    def adopt(name: str, tensor: torch.Tensor) -> dict[str, torch.Tensor]:
+        """The parameters that a Hugging Face checkpoint's tensor becomes; none for what is computed here.
+
+        Called before there is a model. Values may be views of the tensor.
+        """
+        return {} if name.endswith("rotary_emb.inv_freq") else {name: tensor}
+
+    @staticmethod
+    def attention(config: ModelConfig, layer: int, ops: Ops) -> "SelfAttention":
+        """The self-attention of one layer: what the families that follow Llama change."""
+        return SelfAttention(config, layer, ops)
+
 
 class Decoder(nn.Module):
     """Embedding, layers and the final norm."""
 
-    def __init__(self, config: ModelConfig, ops: Ops = TORCH) -> None:
+    def __init__(self, config: ModelConfig, ops: Ops, attention: MakeAttention) -> None:
         super().__init__()
         self.config = config
         self.ops = ops
-        # Not nn.Embedding(...): its initial values would be thrown away, and drawing them imports a compiler.
-        self.embed_tokens = nn.Embedding.from_pretrained(  # type: ignore[no-untyped-call]
-            torch.empty(config.vocab_size, config.hidden_size)
+        self.embed_tokens = empty_embedding(config.vocab_size, config.hidden_size)
+        self.layers = nn.ModuleList(
+            DecoderLayer(config, attention(config, layer, ops), ops) for layer in range(config.num_layers)
         )
-        self.layers = nn.ModuleList(DecoderLayer(config, layer, ops) for layer in range(config.num_layers))
         self.norm = nn.RMSNorm(config.hidden_size, eps=config.norm_eps)
 
     def forward(self, token_ids: torch.Tensor, positions: torch.Tensor, cache: KVStep) -> torch.Tensor:
@@ -63,11 +79,11 @@ class Decoder(nn.Module):
 class DecoderLayer(nn.Module):
     """Pre-norm attention and MLP, each added to its input."""
 
-    def __init__(self, config: ModelConfig, layer: int, ops: Ops = TORCH) -> None:
+    def __init__(self, config: ModelConfig, attention: "SelfAttention", ops: Ops) -> None:
         super().__init__()
         self.ops = ops
         self.input_layernorm = nn.RMSNorm(config.hidden_size, eps=config.norm_eps)
-        self.self_attn = SelfAttention(config, layer, ops)
+        self.self_attn = attention
         self.post_attention_layernorm = nn.RMSNorm(config.hidden_size, eps=config.norm_eps)
         self.mlp = MLP(config, ops)
 
@@ -77,25 +93,29 @@ class DecoderLayer(nn.Module):
 
 
 class SelfAttention(nn.Module):
-    """Projections and rotary embedding around `attend`."""
+    """Projections and rotary embedding around `attend`; with `bias`, of queries, keys and values."""
 
-    def __init__(self, config: ModelConfig, layer: int, ops: Ops = TORCH) -> None:
+    def __init__(self, config: ModelConfig, layer: int, ops: Ops = TORCH, *, bias: bool = False) -> None:
         super().__init__()
         self.layer = layer
         self.ops = ops
         self.head_dim = config.head_dim
-        self.q_proj = _linear(config.hidden_size, config.num_heads * config.head_dim)
-        self.k_proj = _linear(config.hidden_size, config.num_kv_heads * config.head_dim)
-        self.v_proj = _linear(config.hidden_size, config.num_kv_heads * config.head_dim)
+        self.q_proj = _linear(config.hidden_size, config.num_heads * config.head_dim, bias)
+        self.k_proj = _linear(config.hidden_size, config.num_kv_heads * config.head_dim, bias)
+        self.v_proj = _linear(config.hidden_size, config.num_kv_heads * config.head_dim, bias)
         self.o_proj = _linear(config.num_heads * config.head_dim, config.hidden_size)
 
     def forward(self, residual: torch.Tensor, normed: torch.Tensor, rope: Rope, cache: KVStep) -> torch.Tensor:
         num_new = normed.shape[0]
         projected = self.ops.project(normed, (self.q_proj, self.k_proj, self.v_proj))
         queries, keys, values = (each.view(num_new, -1, self.head_dim) for each in projected)
-        queries, keys = self.ops.rotate(queries, rope), self.ops.rotate(keys, rope)
+        queries, keys = self.place(queries, keys, rope)
         out = attend(queries, keys, values, layer=self.layer, cache=cache, kernel=self.ops.attend)
         return self.ops.add_projection(residual, out.reshape(num_new, -1), self.o_proj)
+
+    def place(self, queries: torch.Tensor, keys: torch.Tensor, rope: Rope) -> tuple[torch.Tensor, torch.Tensor]:
+        """Heads [new, heads, head_dim] with their positions in them."""
+        return self.ops.rotate(queries, rope), self.ops.rotate(keys, rope)
 
 
 class MLP(nn.Module):
@@ -109,12 +129,12 @@ class MLP(nn.Module):
         self.down_proj = _linear(config.intermediate_size, config.hidden_size)
 
     def forward(self, residual: torch.Tensor, normed: torch.Tensor) -> torch.Tensor:
-        gate, up = self.ops.project(normed, (self.gate_proj, self.up_proj))
-        return self.ops.add_projection(residual, self.ops.gate(gate, up), self.down_proj)
+        gated = self.ops.gate(*self.ops.project(normed, (self.gate_proj, self.up_proj)))
+        return self.ops.add_projection(residual, gated, self.down_proj)
 
 
-def _linear(num_inputs: int, num_outputs: int) -> nn.Linear:
-    return nn.Linear(num_inputs, num_outputs, bias=False)
+def _linear(num_inputs: int, num_outputs: int, bias: bool = False) -> nn.Linear:
+    return nn.Linear(num_inputs, num_outputs, bias=bias)
 
 
 def rope_frequencies(config: ModelConfig, device: torch.device) -> torch.Tensor:

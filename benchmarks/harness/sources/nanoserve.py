@@ -28,8 +28,8 @@ HELD = ("kv_bytes", "num_kv_blocks", "kv_waste_bytes", "kv_unused_bytes")
 """The metrics that are the engine's own word of what its requests hold."""
 
 if TYPE_CHECKING:
-    from benchmarks.harness.sources.llama_cost import LlamaCost
     from benchmarks.harness.sources.nanoserve_parts import KVReads
+    from benchmarks.harness.sources.step_cost import StepCost
     from nanoserve.engine import Engine
     from nanoserve.request import TokenEvent
     from nanoserve.weights import LoadedModel
@@ -182,11 +182,11 @@ class NanoserveSubject(PrefixCaches):
 
     def _twin_stream(self, prompt_ids: Sequence[int], num_new_tokens: int) -> Iterator[Emission]:
         from benchmarks.harness.sources.huggingface import hf_stream
-        from benchmarks.harness.sources.llama_twin import llama_twin
+        from benchmarks.harness.sources.twin import transformers_twin
         from nanoserve.hf_config import to_hf_config
 
         if self._twin is None:
-            self._twin = llama_twin(self._loaded.model, to_hf_config(self._loaded.config))
+            self._twin = transformers_twin(checkpoint_tensors(self._loaded), to_hf_config(self._loaded.config))
         return hf_stream(self._twin, prompt_ids, num_new_tokens)
 
     def next_logits(self, token_ids: Sequence[int]) -> Sequence[float]:
@@ -214,13 +214,15 @@ class NanoserveSubject(PrefixCaches):
         engine = self._engine(**arm)
         return {name: getattr(engine, name, None) for name in HELD}
 
-    def cost(self, **arm: Any) -> "LlamaCost | None":
+    def cost(self, **arm: Any) -> "StepCost | None":
         """What steps of an arm have to read and compute; see `efficiency.Cost`. None where no model runs."""
-        from benchmarks.harness.sources.llama_cost import LlamaCost
+        from benchmarks.harness.sources.step_cost import StepCost
 
         if {"reads", "prefixes"} & arm.keys() or arm.get("model") == "none":
             return None
-        return LlamaCost(self._loaded.config, self._loaded.dtype.itemsize, keeps_kv=arm.get("cache") != "none")
+        config = self._loaded.config
+        has_gate = getattr(config, "family", "llama") != "gpt2"  # before there were families, all were Llamas
+        return StepCost(config, self._loaded.dtype.itemsize, arm.get("cache") != "none", has_gate)
 
     def describe(self) -> dict[str, Any]:
         """The subject's part of the provenance."""
@@ -241,6 +243,12 @@ class NanoserveSubject(PrefixCaches):
         if key not in self._engines:
             self._engines[key] = _make_engine(self._loaded, arm)
         return self._engines[key]
+
+
+def checkpoint_tensors(loaded: "LoadedModel") -> dict[str, Any]:
+    """The weights of a model under a checkpoint's names; of an older commit, whose models keep them so, as they lie."""
+    ops: Any = getattr(loaded, "ops", None)
+    return loaded.model.state_dict() if ops is None else ops.tensors(loaded.model)
 
 
 def _emission(event: "TokenEvent") -> Emission:

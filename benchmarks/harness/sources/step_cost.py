@@ -1,7 +1,8 @@
-"""What a step of a Llama-shaped decoder has to read and compute at least, from its shape alone.
+"""What a step of a decoder has to read and compute at least, from its shape alone.
 
-Knows the shape's numbers. Refuses to know devices and how well anything is done. Lower bounds: activations, norms and
-rotary angles are left out, and of attention only what a causal mask leaves; so no share of a ceiling is flattered.
+Knows the shape's numbers. Refuses to know devices and how well anything is done. Lower bounds: activations, norms,
+biases and what tells positions are left out, and of attention all but what a causal mask leaves; so no share of a
+ceiling is flattered.
 """
 
 import dataclasses
@@ -28,12 +29,16 @@ class Shape(Protocol):
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
-class LlamaCost:
-    """See `efficiency.Cost`. Without `keeps_kv`, a decode step runs every position and reads weights only."""
+class StepCost:
+    """See `efficiency.Cost`. Without `keeps_kv`, a decode step runs every position and reads weights only.
+
+    `has_gate`: an MLP is three matrices, as Llama's is, else the two of GPT-2.
+    """
 
     shape: Shape
     bytes_per_number: int
     keeps_kv: bool = True
+    has_gate: bool = True
 
     def read_bytes(self, context: int) -> float:
         """Every weight once (of the embedding, the output head's copy), and the keys and values of the context."""
@@ -51,7 +56,8 @@ class LlamaCost:
         """Of the products in all layers."""
         shape = self.shape
         attention = 2 * shape.hidden_size * shape.head_dim * (shape.num_heads + shape.num_kv_heads)
-        return shape.num_layers * (attention + 3 * shape.hidden_size * shape.intermediate_size)
+        num_matrices = 3 if self.has_gate else 2
+        return shape.num_layers * (attention + num_matrices * shape.hidden_size * shape.intermediate_size)
 
     @property
     def _num_head_weights(self) -> int:

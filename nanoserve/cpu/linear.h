@@ -1,0 +1,86 @@
+// Products of rows with packed matrices, rows of such matrices, and how they are packed.
+
+#pragma once
+
+#include "tile.h"
+
+namespace {
+
+// What `linear` adds to its sums, and how it writes them: one panel's, for all rows.
+void finish(const Op& op, int64_t first, float* sums) {
+  const bf16 *bias = (const bf16*)op.at[3], *residual = (const bf16*)op.at[4];
+  const float* scales = (const float*)op.at[5];
+  const int64_t num = std::min(PANEL, op.n[2] - first);
+  for (int64_t row = 0; row < op.n[0]; row++, sums += PANEL) {
+    const int64_t place = row * op.n[2] + first;
+    bf16* out = (bf16*)op.at[2] + place;
+    if (scales) for (int64_t i = 0; i < num; i++) sums[i] *= scales[first + i];
+    if (bias) for (int64_t i = 0; i < num; i++) sums[i] += widen(bias[first + i]);
+    if (residual) for (int64_t i = 0; i < num; i++) sums[i] = widen(narrow(sums[i])) + widen(residual[place + i]);
+    if (op.n[4]) memcpy((float*)op.at[2] + place, sums, num * 4);
+    else narrow_all(sums, out, num);
+  }
+}
+
+// out [rows, outputs] = inputs x panels (+ bias) (+ residual).
+// at: inputs, panels (bf16, or int8 with scales), out, bias, residual, scales. n: rows, inputs, outputs, input stride,
+// whether out is float32.
+void linear(const Op& op, Team team) {
+  static thread_local std::vector<float> sums;
+  static thread_local std::vector<bf16> wide;
+  const int64_t num_rows = op.n[0], num_inputs = op.n[1], panels = (op.n[2] + PANEL - 1) / PANEL;
+  const bool is_int8 = op.at[5];
+  // Chunks of a few panels stay in the second cache while all rows pass; int8 for few rows, once widened, in the first.
+  const int64_t chunk = is_int8 && num_rows <= ROWS ? 512 : 2048, most = num_rows > 4 * ROWS ? 4 : 1;
+  const int64_t padded = (num_rows + ROWS - 1) / ROWS * ROWS;
+  sums.resize(most * padded * PANEL), wide.resize(is_int8 ? most * chunk * PANEL : 0);
+  for (int64_t panel = team.begin(panels); panel < team.end(panels); panel += most) {
+    const int64_t group = std::min(most, team.end(panels) - panel);
+    std::fill(sums.begin(), sums.end(), 0.0f);
+    for (int64_t from = 0; from < num_inputs; from += chunk) {
+      const int64_t num = std::min(chunk, num_inputs - from);
+      const bf16* at[4];
+      for (int64_t i = 0; i < group; i++) {
+        const int64_t place = ((panel + i) * num_inputs + from) * PANEL;
+        at[i] = is_int8 ? &wide[i * chunk * PANEL] : (const bf16*)op.at[1] + place;
+        if (is_int8) widen_int8((const int8_t*)op.at[1] + place, &wide[i * chunk * PANEL], num * PANEL);
+      }
+      for (int64_t row = 0; row < num_rows; row += ROWS)
+        for (int64_t i = 0; i < group; i++)
+          TILES[std::min(ROWS, num_rows - row)]((const bf16*)op.at[0] + row * op.n[3] + from, op.n[3], at[i], num / 2,
+                                                &sums[(i * padded + row) * PANEL]);
+    }
+    for (int64_t i = 0; i < group; i++) finish(op, (panel + i) * PANEL, &sums[i * padded * PANEL]);
+  }
+}
+
+// out [rows, inputs] = rows of packed panels. at: token ids (int64), panels, out, scales. n: rows, inputs.
+void embed(const Op& op, Team team) {
+  const int64_t* ids = (const int64_t*)op.at[0];
+  const float* scales = (const float*)op.at[3];
+  for (int64_t row = team.begin(op.n[0]); row < team.end(op.n[0]); row++) {
+    const int64_t first = ids[row] / PANEL * PANEL * op.n[1], lane = ids[row] % PANEL;
+    bf16* out = (bf16*)op.at[2] + row * op.n[1];
+    for (int64_t i = 0; i < op.n[1]; i++) {
+      const int64_t place = first + (i / 2) * 2 * PANEL + lane * 2 + i % 2;
+      out[i] = scales ? narrow(((const int8_t*)op.at[1])[place] * scales[ids[row]]) : ((const bf16*)op.at[1])[place];
+    }
+  }
+}
+
+// Panels of a matrix [outputs, inputs] of 2 or 1 bytes a number; outputs beyond the last are zero.
+// at: matrix, panels. n: outputs, inputs, bytes.
+template <typename Number>
+void pack(const Op& op, Team team) {
+  const int64_t outputs = op.n[0], inputs = op.n[1], panels = (outputs + PANEL - 1) / PANEL;
+  for (int64_t panel = team.begin(panels); panel < team.end(panels); panel++)
+    for (int64_t lane = 0; lane < PANEL; lane++) {
+      const int64_t output = panel * PANEL + lane;
+      const Number* from = (const Number*)op.at[0] + output * inputs;
+      Number* to = (Number*)op.at[1] + panel * PANEL * inputs + lane * 2;
+      for (int64_t i = 0; i < inputs; i += 2, to += 2 * PANEL)
+        to[0] = output < outputs ? from[i] : 0, to[1] = output < outputs ? from[i + 1] : 0;
+    }
+}
+
+}  // namespace

@@ -1,0 +1,235 @@
+"""`Ops` by compiled kernels: matrices packed once, results in buffers that are used again, a call for each operation.
+
+Knows `kernels.cpp`: its list of operations, and where each of them finds its pointers and numbers. Refuses to know
+models and requests. A matrix is packed when it is first used, and its parameter is emptied: no weight is in memory
+twice. What was called can be recorded, and run again as one call.
+"""
+
+import ctypes
+import dataclasses
+from collections.abc import Callable, Sequence
+
+import torch
+from torch import nn
+
+from nanoserve.attention import attend_some
+from nanoserve.cache.kv import InBlocks, Stored
+from nanoserve.ops import Rope
+
+_PANEL = 32
+LINEAR, EMBED, RMS_NORM, ANGLES, ROTATE, GATE, STORE, ATTEND, PACK, PACK_INT8, LAYER_NORM, GELU = range(12)
+
+
+class Op(ctypes.Structure):
+    """One operation, as `kernels.cpp` declares it."""
+
+    _fields_ = (
+        ("kind", ctypes.c_int64),
+        ("scale", ctypes.c_double),
+        ("at", ctypes.c_void_p * 8),
+        ("n", ctypes.c_int64 * 10),
+    )
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Packed:
+    """Matrices that read the same input, as one: `panels` as `kernels.cpp` reads them, `sizes` of their outputs.
+
+    With `scales` [outputs] in float32, numbers are int8 and each stands for so much.
+    """
+
+    panels: torch.Tensor
+    sizes: tuple[int, ...]
+    num_inputs: int
+    bias: torch.Tensor | None = None
+    scales: torch.Tensor | None = None
+    matrices: tuple[nn.Module, ...] = ()
+
+    def weights(self) -> Sequence[torch.Tensor]:
+        """Each matrix [outputs, inputs] as it was, in bfloat16."""
+        whole = self.panels.transpose(1, 2).reshape(-1, self.num_inputs)[: sum(self.sizes)]
+        if self.scales is not None:
+            whole = (whole * self.scales[:, None]).bfloat16()
+        return torch.split(whole, list(self.sizes))
+
+
+class NativeOps:
+    """See `Ops`, for bfloat16 on a CPU. Results lie in buffers that the next call of the same operation overwrites."""
+
+    def __init__(self, library: ctypes.CDLL, *, is_int8: bool = False) -> None:
+        self._call = library.nanoserve_run
+        self._call.argtypes = (ctypes.c_void_p, ctypes.c_int64, ctypes.c_int64)
+        self._call.restype = None
+        self._is_int8 = is_int8
+        self._packed: dict[nn.Module, Packed] = {}
+        self._buffers: dict[str, torch.Tensor] = {}
+        self._tape: list[tuple[Op, Sequence[torch.Tensor | None]]] | None = None
+        self._ends = torch.zeros(3, dtype=torch.int32)
+
+    def embed(self, token_ids: torch.Tensor, embedding: nn.Embedding) -> torch.Tensor:
+        table = self._pack((embedding,))
+        out = self._buffer(f"embed-{id(embedding)}", (len(token_ids), table.num_inputs))
+        self._run(EMBED, (token_ids, table.panels, out, table.scales), out.shape)
+        return out
+
+    def norm(self, inputs: torch.Tensor, norm: nn.RMSNorm) -> torch.Tensor:
+        """Heads [rows, heads, head_dim] are overwritten."""
+        out = inputs if inputs.ndim == 3 else self._buffer("norm", inputs.shape)
+        heads = inputs.shape[1] if inputs.ndim == 3 else 1
+        assert norm.eps is not None, "an RMSNorm without eps"
+        counts = (inputs.shape[0], heads, inputs.shape[-1], inputs.stride(0), out.stride(0))
+        self._run(RMS_NORM, (inputs, norm.weight, out), counts, norm.eps)
+        return out
+
+    def layer_norm(self, inputs: torch.Tensor, norm: nn.LayerNorm) -> torch.Tensor:
+        out = self._buffer("norm", inputs.shape)
+        self._run(LAYER_NORM, (inputs, norm.weight, out, norm.bias), inputs.shape, norm.eps)
+        return out
+
+    def gelu(self, inputs: torch.Tensor) -> torch.Tensor:
+        out = self._buffer("gate", inputs.shape)
+        self._run(GELU, (inputs, out), inputs.shape)
+        return out
+
+    def project(self, inputs: torch.Tensor, matrices: Sequence[nn.Linear]) -> Sequence[torch.Tensor]:
+        packed = self._pack(matrices)
+        out = self._buffer("project", (inputs.shape[0], sum(packed.sizes)))
+        self._linear(inputs, packed, out)
+        return torch.split(out, list(packed.sizes), dim=1)
+
+    def add_projection(self, residual: torch.Tensor, inputs: torch.Tensor, matrix: nn.Linear) -> torch.Tensor:
+        self._linear(inputs, self._pack((matrix,)), residual, residual)
+        return residual
+
+    def logits(self, hidden: torch.Tensor, head: nn.Linear | nn.Embedding) -> torch.Tensor:
+        """In float32: sums are not rounded before they are compared."""
+        packed = self._pack((head,))
+        out = self._buffer("logits", (hidden.shape[0], *packed.sizes), torch.float32)
+        self._linear(hidden, packed, out)
+        return out
+
+    def rope(self, frequencies: torch.Tensor, positions: torch.Tensor, dtype: torch.dtype) -> Rope:
+        """Angles stay in float32, [rows, head_dim / 2]."""
+        both = self._buffer("rope", (2, len(positions), len(frequencies)), torch.float32)
+        self._run(ANGLES, (frequencies, positions, both[0], both[1]), (len(positions), len(frequencies)))
+        return both[0], both[1]
+
+    def rotate(self, heads: torch.Tensor, rope: Rope) -> torch.Tensor:
+        rows, num_heads, head_dim = heads.shape
+        self._run(ROTATE, (heads, *rope), (rows, num_heads, head_dim // 2, heads.stride(0)))
+        return heads
+
+    def gate(self, gate: torch.Tensor, up: torch.Tensor) -> torch.Tensor:
+        out = self._buffer("gate", gate.shape)
+        self._run(GATE, (gate, up, out), (*gate.shape, gate.stride(0)))
+        return out
+
+    def store(self, lines: torch.Tensor, places: torch.Tensor, new: torch.Tensor) -> None:
+        self._run(STORE, (lines, places, new), (*new.shape, new.stride(0)))
+
+    def attend(self, queries: torch.Tensor, stored: Stored | InBlocks) -> torch.Tensor:
+        """What a request has stored, or a pool has in blocks; requests that were gathered are plain torch's."""
+        if isinstance(stored, InBlocks) and stored.backend == "native":
+            places = (stored.tables, stored.contexts, stored.row_starts)
+            return self._attend(queries, (stored.keys, stored.values), places, block_size=stored.block_size)
+        if isinstance(stored, InBlocks) or stored.keys.shape[0] > 1:
+            return attend_some(queries, stored)
+        ends = [stored.keys.shape[2], 0, len(queries)]
+        if self._ends.tolist() != ends:
+            self._ends = torch.tensor(ends, dtype=torch.int32)
+        return self._attend(queries, (stored.keys[0], stored.values[0]), (None, self._ends[:1], self._ends[1:]))
+
+    def _attend(
+        self,
+        queries: torch.Tensor,
+        stored: tuple[torch.Tensor, torch.Tensor],
+        places: tuple[torch.Tensor | None, torch.Tensor, torch.Tensor | None],
+        block_size: int = 1,
+    ) -> torch.Tensor:
+        """Keys and values [kv_heads, positions or slots, head_dim]; `places` are tables, contexts and row starts."""
+        (keys, values), (tables, contexts, _) = stored, places
+        out = self._buffer("attend", queries.shape)
+        shape = (len(contexts), queries.shape[1], keys.shape[0], queries.shape[2])
+        strides = (queries.stride(0), keys.stride(0), keys.stride(1))
+        blocks = (block_size, 0 if tables is None else tables.stride(0))
+        self._run(ATTEND, (queries, keys, values, out, *places), (*shape, *strides, *blocks), queries.shape[2] ** -0.5)
+        return out
+
+    def _linear(
+        self, inputs: torch.Tensor, by: Packed, out: torch.Tensor, residual: torch.Tensor | None = None
+    ) -> None:
+        counts = (inputs.shape[0], by.num_inputs, sum(by.sizes), inputs.stride(0), out.dtype == torch.float32)
+        self._run(LINEAR, (inputs, by.panels, out, by.bias, residual, by.scales), counts)
+
+    def _buffer(self, name: str, shape: Sequence[int], dtype: torch.dtype = torch.bfloat16) -> torch.Tensor:
+        """Memory for a result, the same for all results of a name: fresh pages would cost more than the operation."""
+        num = 1
+        for length in shape:
+            num *= length
+        held = self._buffers.get(name)
+        if held is None or held.numel() < num:
+            held = self._buffers[name] = torch.empty(num, dtype=dtype)
+        return held[:num].view(shape)
+
+    def _run(self, kind: int, at: Sequence[torch.Tensor | None], counts: Sequence[int], scale: float = 0.0) -> None:
+        places = (None if each is None else each.data_ptr() for each in at)
+        op = Op(kind, scale, (ctypes.c_void_p * 8)(*places), (ctypes.c_int64 * 10)(*counts))
+        self._call(ctypes.addressof(op), 1, torch.get_num_threads())
+        if self._tape is not None:
+            self._tape.append((op, at))
+
+    def record(self, run: Callable[[], torch.Tensor]) -> Callable[[], torch.Tensor]:
+        """Run it once, and return what runs its operations again, on what then lies where their inputs lay.
+
+        Everything that `run` computes has to be one of these operations.
+        """
+        self._tape = []
+        try:
+            result = run()
+            tape, kept = (Op * len(self._tape))(*(op for op, _ in self._tape)), [at for _, at in self._tape]
+        finally:
+            self._tape = None
+
+        def replay() -> torch.Tensor:
+            assert len(kept) == len(tape), "the tensors whose addresses are on the tape"
+            self._call(ctypes.addressof(tape), len(tape), torch.get_num_threads())
+            return result
+
+        return replay
+
+    def _pack(self, matrices: Sequence[nn.Linear | nn.Embedding]) -> Packed:
+        if matrices[0] not in self._packed:
+            self._packed[matrices[0]] = self._packed_of(matrices)
+        return self._packed[matrices[0]]
+
+    def _packed_of(self, matrices: Sequence[nn.Linear | nn.Embedding]) -> Packed:
+        weights: list[torch.Tensor] = [each.weight for each in matrices]
+        all_biases: list[torch.Tensor | None] = [getattr(each, "bias", None) for each in matrices]
+        biases = [each for each in all_biases if each is not None]
+        whole = (torch.cat(weights) if len(weights) > 1 else weights[0]).detach().contiguous()
+        scales = None
+        if self._is_int8:
+            whole, scales = quantize(whole)
+        rows, num_inputs = whole.shape
+        panels = torch.empty((-(-rows // _PANEL), num_inputs // 2, _PANEL, 2), dtype=whole.dtype)
+        self._run(PACK_INT8 if self._is_int8 else PACK, (whole, panels), (rows, num_inputs))
+        sizes = tuple(len(weight) for weight in weights)
+        for each in matrices:
+            each.weight = nn.Parameter(each.weight.new_empty(0), requires_grad=False)
+        return Packed(panels, sizes, num_inputs, torch.cat(biases) if biases else None, scales, tuple(matrices))
+
+    def tensors(self, model: nn.Module) -> dict[str, torch.Tensor]:
+        """Matrices come out of their panels again, rounded as int8 if they are."""
+        names = {module: f"{name}.weight" for name, module in model.named_modules()}
+        unpacked = {
+            names[matrix]: weight
+            for packed in self._packed.values()
+            for matrix, weight in zip(packed.matrices, packed.weights(), strict=True)
+        }
+        return model.state_dict() | unpacked
+
+
+def quantize(weight: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """Weights [outputs, inputs] as int8 and a float32 scale [outputs]: the largest of each output becomes 127."""
+    scales = weight.abs().amax(dim=1).float().clamp(min=1e-12) / 127
+    return (weight / scales[:, None]).round().to(torch.int8), scales

@@ -1,0 +1,271 @@
+"""The compiled CPU kernels against plain torch: the same numbers, in any batch, and what happens where there are none."""
+
+import dataclasses
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+from nanoserve import Engine, EngineConfig, SamplingParams
+from nanoserve.cache.contiguous import ContiguousCache
+from nanoserve.cache.kv import ALL_ROWS, InBlocks, NoCache, Stored
+from nanoserve.catalog import SHAPES, cache_dir
+from nanoserve.config import FAMILIES
+from nanoserve.cpu import build
+from nanoserve.errors import ConfigError, KernelError
+from nanoserve.models.families import build_model
+from nanoserve.ops import TORCH
+from nanoserve.weights import LoadedModel, choose_ops, load_model
+
+BF16_STEP = 2**-8
+
+
+def has_kernels():
+    try:
+        build.load_library(cache_dir() / "kernels")
+    except KernelError as error:
+        return str(error)
+    return ""
+
+
+pytestmark = pytest.mark.skipif(bool(has_kernels()), reason=has_kernels() or "kernels are here")
+
+
+def make_ops(**changes):
+    ops, notes = choose_ops(EngineConfig(**changes), torch.device("cpu"), torch.bfloat16)
+    assert ops is not TORCH
+    assert not notes
+    return ops
+
+
+def numbers(*shape, seed=0):
+    return torch.randn(shape, generator=torch.Generator().manual_seed(seed)).bfloat16()
+
+
+def matrix(num_inputs, num_outputs, *, bias=False):
+    linear = nn.Linear(num_inputs, num_outputs, bias=bias, dtype=torch.bfloat16).requires_grad_(False)
+    linear.weight.copy_(numbers(num_outputs, num_inputs, seed=num_outputs))
+    return linear
+
+
+def assert_close(found, wanted):
+    """Within two roundings of bfloat16, of the largest number there is."""
+    worst = (found.float() - wanted.float()).abs().max() / wanted.float().abs().max()
+    assert worst <= 2 * BF16_STEP, f"{worst:.5f}"
+
+
+@pytest.mark.parametrize("rows", [1, 2, 5, 12, 13, 61])
+@pytest.mark.parametrize(("num_inputs", "num_outputs"), [(64, 32), (30, 70), (2050, 33)])
+@torch.inference_mode()
+def test_a_product_is_torchs(rows, num_inputs, num_outputs):
+    inputs, several = numbers(rows, num_inputs), [matrix(num_inputs, num) for num in (num_outputs, 1, 32)]
+    wanted = [F.linear(inputs.float(), each.weight.float()) for each in several]
+    for found, right in zip(make_ops().project(inputs, several), wanted, strict=True):
+        assert_close(found, right)
+    assert not any(each.weight.numel() for each in several)
+
+
+@torch.inference_mode()
+def test_biases_and_residuals_are_added():
+    inputs, residual, linear = numbers(3, 64), numbers(3, 40, seed=1), matrix(64, 40, bias=True)
+    wanted = residual.float() + F.linear(inputs.float(), linear.weight.float(), linear.bias.float())
+    assert_close(make_ops().add_projection(residual, inputs, linear), wanted)
+
+
+@torch.inference_mode()
+def test_an_int8_product_is_that_of_the_rounded_matrix():
+    inputs, linear = numbers(13, 576), matrix(576, 70)
+    weight, ops = linear.weight.clone(), make_ops(quantize="int8")
+    (found,) = ops.project(inputs, (linear,))
+    rounded = ops.tensors(nn.Sequential(linear))["0.weight"]
+    assert_close(found, F.linear(inputs.float(), rounded.float()))
+    assert ((rounded.float() - weight.float()).abs() <= weight.float().abs().amax(1)[:, None] / 127).all()
+
+
+@torch.inference_mode()
+def test_rows_are_norms_rotations_and_gates():
+    ops, hidden, norm = make_ops(), numbers(5, 48), nn.RMSNorm(48, eps=1e-5, dtype=torch.bfloat16)
+    norm.weight.copy_(numbers(48, seed=2))
+    assert_close(ops.norm(hidden, norm), TORCH.norm(hidden, norm))
+    gates, ups = numbers(5, 2, 300, seed=3).unbind(1)
+    assert_close(ops.gate(gates, ups), TORCH.gate(gates, ups))
+    assert_close(ops.gelu(hidden), TORCH.gelu(hidden))
+    layer_norm = nn.LayerNorm(48, dtype=torch.bfloat16)
+    layer_norm.weight.copy_(norm.weight)
+    layer_norm.bias.copy_(numbers(48, seed=4))
+    assert_close(ops.layer_norm(hidden, layer_norm), TORCH.layer_norm(hidden, layer_norm))
+    frequencies, positions = 10000.0 ** (-torch.arange(8) / 8), torch.tensor([0, 1, 77, 4095, 131071])
+    heads = hidden.view(5, 3, 16)
+    right = TORCH.rotate(heads, TORCH.rope(frequencies, positions, torch.float32))
+    assert_close(ops.rotate(heads.clone(), ops.rope(frequencies, positions, torch.bfloat16)), right)
+
+
+def dense(queries, keys, values):
+    """The obvious way, in float32: the last rows of a causal attention. Keys and values [kv_heads, context, dim]."""
+    group, num_new, context = queries.shape[1] // keys.shape[0], queries.shape[0], keys.shape[1]
+    keys, values = (each.float().repeat_interleave(group, 0) for each in (keys, values))
+    scores = torch.einsum("qhd,hkd->hqk", queries.float(), keys) / queries.shape[2] ** 0.5
+    hidden = torch.ones(num_new, context, dtype=torch.bool).triu(context - num_new + 1)
+    return torch.einsum("hqk,hkd->qhd", scores.masked_fill(hidden, -torch.inf).softmax(-1), values)
+
+
+@pytest.mark.parametrize(("num_new", "context"), [(1, 1), (1, 70), (9, 9), (40, 65), (130, 131)])
+@pytest.mark.parametrize(("heads", "kv_heads", "dim"), [(9, 3, 64), (4, 4, 16), (7, 1, 80)])
+@torch.inference_mode()
+def test_attention_is_torchs_for_a_request_in_one_piece(num_new, context, heads, kv_heads, dim):
+    queries, stored = numbers(num_new, heads, dim), numbers(2, context, kv_heads, dim, seed=1).transpose(1, 2)
+    found = make_ops().attend(queries, Stored(ALL_ROWS, stored[0][None], stored[1][None]))
+    assert_close(found, dense(queries, *stored))
+
+
+@pytest.mark.parametrize("block_size", [1, 2, 16])
+@torch.inference_mode()
+def test_attention_follows_block_tables_and_sees_nothing_else(block_size):
+    """Blocks in random order; what no request holds is NaN."""
+    contexts, num_new, heads, kv_heads, dim = [5, 33, 64], [1, 7, 64], 6, 2, 32
+    longest = -(-max(contexts) // block_size)
+    order = torch.randperm(3 * longest, generator=torch.Generator().manual_seed(0)).view(3, longest)
+    pool = torch.full((2, kv_heads, 3 * longest * block_size, dim), torch.nan).bfloat16()
+    requests = [numbers(2, kv_heads, context, dim, seed=context) for context in contexts]
+    for table, request in zip(order, requests, strict=True):
+        positions = torch.arange(request.shape[2])
+        pool[:, :, table[positions // block_size] * block_size + positions % block_size] = request
+    starts = torch.tensor([0, *num_new]).cumsum(0)
+    queries = numbers(int(starts[-1]), heads, dim)
+    stored = InBlocks(
+        ALL_ROWS, pool[0], pool[1], order.int(), torch.tensor(contexts).int(), block_size, "native", starts.int()
+    )
+    found = make_ops().attend(queries, stored)
+    for place, request in enumerate(requests):
+        rows = slice(int(starts[place]), int(starts[place + 1]))
+        assert_close(found[rows], dense(queries[rows], *request))
+
+
+def load(model="tiny", **changes) -> LoadedModel:
+    return load_model(EngineConfig(model=model, device="cpu", dtype="bfloat16", **changes))
+
+
+@pytest.fixture(scope="module", name="loaded")
+def loaded_once():
+    return load()
+
+
+def small_shape(family):
+    """A shape of its own for each family that random weights can be drawn for."""
+    same = SHAPES["tiny"].num_heads if family == "gpt2" else SHAPES["tiny"].num_kv_heads
+    return dataclasses.replace(SHAPES["tiny"], family=family, num_kv_heads=same)
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+@torch.inference_mode()
+def test_a_model_of_each_family_is_no_further_from_float32_than_torch_is(family):
+    config = small_shape(family)
+    torch.manual_seed(0)
+    plain = build_model(config).bfloat16().requires_grad_(False)
+    for name, weight in plain.named_parameters():
+        weight.normal_(0, 0.2 if weight.ndim > 1 else 0.1)
+        if weight.ndim == 1 and "bias" not in name:
+            weight.add_(1)
+    native = build_model(config, make_ops()).bfloat16().requires_grad_(False)
+    native.load_state_dict(plain.state_dict())
+    ids, positions = torch.arange(40) % config.vocab_size, torch.arange(40)
+    usual, found = (each.compute_logits(each(ids, positions, NoCache())) for each in (plain, native))
+    exact = plain.float().compute_logits(plain(ids, positions, NoCache()))
+    assert (found - exact).square().mean() <= 1.2 * (usual.float() - exact).square().mean()
+
+
+@torch.inference_mode()
+def test_a_row_does_not_depend_on_what_stands_beside_it(loaded):
+    """To the last bit: alone, in a batch, and however a prompt is cut."""
+    ids, positions = torch.arange(97) % 512, torch.arange(97)
+
+    def run(*cuts):
+        cache = ContiguousCache(loaded.config, 97, torch.bfloat16, torch.device("cpu"))
+        rows = []
+        for start, stop in zip((0, *cuts), (*cuts, 97), strict=True):
+            cache.num_cached = start
+            rows.append(loaded.model(ids[start:stop], positions[start:stop], cache).clone())
+        return torch.cat(rows)
+
+    whole = run()
+    assert torch.equal(run(1, 2, 50), whole)
+    assert torch.equal(run(40), whole)
+    each = torch.cat([loaded.model.compute_logits(row[None]).clone() for row in whole])
+    assert torch.equal(each, loaded.model.compute_logits(whole))
+
+
+def test_a_request_has_the_same_tokens_alone_in_a_batch_and_after_a_preemption(loaded):
+    prompts = [[number, *range(length)] for number, length in enumerate((3, 40, 17, 90, 5))]
+    params = SamplingParams(max_new_tokens=24, ignore_eos=True)
+    alone = [Engine(loaded, num_blocks=64).generate([prompt], params)[0].token_ids for prompt in prompts]
+    tight = Engine(loaded, num_blocks=12, max_step_tokens=33)
+    assert [each.token_ids for each in tight.generate(prompts, params)] == alone
+    assert tight.counts.num_preemptions
+
+
+def test_weights_come_out_of_their_panels_as_they_went_in():
+    plain, native = load(kernels="torch"), load()
+    assert native.is_native
+    wanted, found = plain.model.state_dict(), native.ops.tensors(native.model)
+    assert found.keys() == wanted.keys()
+    assert all(torch.equal(found[name], weight) for name, weight in wanted.items())
+
+
+def test_no_matrix_is_in_memory_twice():
+    assert sum(weight.nbytes for weight in load().model.parameters() if weight.ndim > 1) == 0
+
+
+@torch.inference_mode()
+def test_what_was_recorded_runs_again_on_new_inputs(loaded):
+    ids, positions = torch.tensor([3]), torch.tensor([0])
+
+    def run():
+        return loaded.model.compute_logits(loaded.model(ids, positions, NoCache()))
+
+    replay = loaded.ops.record(run)
+    ids.fill_(200)
+    positions.fill_(9)
+    found = replay().clone()
+    assert torch.equal(found, run())
+    ids.fill_(3)
+    assert not torch.equal(found, run())
+
+
+def test_kernels_are_for_bfloat16_on_a_cpu():
+    with pytest.raises(KernelError, match="'native' are for bfloat16 on a CPU, not for torch.float32"):
+        load_model(EngineConfig(model="tiny", device="cpu", dtype="float32", kernels="native"))
+    assert not load(kernels="torch").is_native
+    with pytest.raises(ConfigError, match="'sdpa' is part of kernels 'torch'"):
+        Engine(load(), attention="sdpa")
+
+
+@pytest.mark.parametrize(
+    ("planted", "value", "reason"),
+    [
+        ("_processor", lambda: "fpu sse2 avx512f", "does not multiply bfloat16"),
+        ("_COMPILERS", ("no-compiler-of-this-name",), "no C[+][+] compiler is here"),
+        ("_COMPILE", ("-c", "-std=c++98"), "could not compile the kernels: .*error"),
+    ],
+)
+def test_without_kernels_torch_computes_and_says_why(monkeypatch, tmp_path, planted, value, reason):
+    monkeypatch.setattr(build, planted, value)
+    monkeypatch.setenv("HF_HOME", str(tmp_path))
+    build.load_library.cache_clear()
+    loaded = load()
+    assert not loaded.is_native
+    with pytest.raises(KernelError, match=reason) as raised:
+        load(kernels="native")
+    assert loaded.notes == (f"plain torch computes the model: {raised.value}",)
+    assert not [*tmp_path.rglob("*.so"), *tmp_path.rglob("*.o")]
+    build.load_library.cache_clear()
+
+
+def test_what_is_compiled_is_kept(monkeypatch, tmp_path):
+    build.load_library.cache_clear()
+    build.load_library(tmp_path)
+    monkeypatch.setattr(build, "_compile", lambda *_: pytest.fail("compiled twice"))
+    build.load_library.cache_clear()
+    build.load_library(tmp_path)
+    (library,) = tmp_path.iterdir()
+    assert library.suffix == ".so"
