@@ -31,8 +31,13 @@ def test_decode_step(count_work, context_tokens):
 
 
 @pytest.mark.gpu
-@each_cache
+@pytest.mark.arms(
+    graphs={"cache": "paged"},
+    eager={"cache": "paged", "graphs": "off"},
+    cached={"cache": "contiguous"},
+    naive={"cache": "none"},
+)
 @pytest.mark.quantities("num_kernel_launches")
 def test_launches_of_a_decode_step(count_work):
-    """On a GPU a small model's step is as long as its launches."""
+    """On a GPU a small model's step is as long as its launches. A recorded step is one, and its inputs' copies."""
     count_work.decode_step(context_tokens=128)

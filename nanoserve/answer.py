@@ -1,7 +1,7 @@
 """What a request owns while it runs, besides keys and values: its sampler, its text so far, its stop strings.
 
-Knows how one more token changes them and what is told of it. Survives a preemption: the request's text does not depend
-on how often it had to make room.
+Knows how one more token changes them, what is told of it, and to whom. Survives a preemption: the request's text does
+not depend on how often it had to make room.
 """
 
 from collections.abc import Sequence
@@ -12,6 +12,29 @@ from nanoserve.request import Completion, FinishReason, Request, TokenEvent
 from nanoserve.sampling import Sampler
 from nanoserve.stopping import StopStrings
 from nanoserve.tokenizer import TextStream, Tokenizer
+
+
+class Inboxes(dict[str, list[TokenEvent | BaseException]]):
+    """What has been told of each request whose stream is read. What nobody reads waits in `untold` and `errors`."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.untold: list[TokenEvent] = []
+        self.errors: list[Exception] = []
+
+    def tell(self, event: TokenEvent) -> None:
+        if event.request_id in self:
+            self[event.request_id].append(event)
+        else:
+            self.untold.append(event)
+
+    def fail(self, request_id: str, error: Exception) -> None:
+        """A request cannot go on: who reads its stream is told, or who steps next."""
+        if request_id in self:
+            self[request_id].append(error)
+        else:
+            error.add_note(f"request {request_id!r} has left")
+            self.errors.append(error)
 
 
 class Answer:
@@ -41,6 +64,20 @@ class Answer:
             num_cached=num_cached,
             finish_reason=request.finish_reason,
         )
+
+
+class Answers(dict[str, Answer]):
+    """By request."""
+
+    def __init__(self, tokenizer: Tokenizer, device: torch.device) -> None:
+        super().__init__()
+        self._tokenizer, self._device = tokenizer, device
+
+    def of(self, request: Request) -> Answer:
+        """What there is of it, from its first token on."""
+        if request.request_id not in self:
+            self[request.request_id] = Answer(request, self._tokenizer, self._device)
+        return self[request.request_id]
 
 
 def told(what: TokenEvent | BaseException) -> TokenEvent:

@@ -4,6 +4,7 @@ Knows heads, masks and which kernel is fast for which shape. Refuses to know whe
 those that a cache leaves in their blocks: they go to a kernel that follows block tables.
 """
 
+import importlib
 import importlib.util
 from collections.abc import Callable
 
@@ -29,6 +30,8 @@ def choose_backend(name: str, device: torch.device, *, is_paged: bool, has_nativ
         raise ConfigError("attention 'sdpa' is part of kernels 'torch': choose these, or attention 'native'")
     if name == "native":
         raise ConfigError("attention 'native' is part of kernels 'native', which this model does not run on")
+    if device.type == "cuda":
+        importlib.import_module("torch.nn.attention.bias")  # takes seconds, which belong into no step
     if name == "auto":
         return "triton" if is_paged and device.type == "cuda" and _triton_is_here() else "sdpa"
     if name != "sdpa" and not is_paged:
@@ -87,14 +90,44 @@ def _attend_decode(queries: torch.Tensor, stored: Stored) -> torch.Tensor:
 
 
 def _attend_prefill(queries: torch.Tensor, keys: torch.Tensor, values: torch.Tensor) -> torch.Tensor:
-    num_new, context = queries.shape[0], keys.shape[2]
+    prefill = _PREFILLS.get(queries.device.type, _prefill_with_mask)
+    return prefill(queries.transpose(0, 1)[None], keys, values)[0].transpose(0, 1)
+
+
+def _prefill_with_mask(queries: torch.Tensor, keys: torch.Tensor, values: torch.Tensor) -> torch.Tensor:
+    """Queries [1, heads, new, head_dim] over keys and values [1, kv_heads, context, head_dim]."""
+    num_new, context = queries.shape[2], keys.shape[2]
     mask = None
     if context > num_new:
         mask = torch.ones(num_new, context, dtype=torch.bool, device=queries.device).tril(context - num_new)
-    out = F.scaled_dot_product_attention(
-        queries.transpose(0, 1)[None], keys, values, attn_mask=mask, is_causal=mask is None, enable_gqa=True
+    return F.scaled_dot_product_attention(
+        queries, keys, values, attn_mask=mask, is_causal=mask is None, enable_gqa=True
     )
-    return out[0].transpose(0, 1)
+
+
+def _prefill_without_scores(queries: torch.Tensor, keys: torch.Tensor, values: torch.Tensor) -> torch.Tensor:
+    """The same where a mask, or grouped heads, would send torch to a kernel that keeps all scores in memory.
+
+    Its flash kernel takes both in its stride; where that does not run (float32), heads are repeated for the next best.
+    """
+    from torch.nn.attention.bias import causal_lower_right
+
+    is_grouped = queries.shape[1] > keys.shape[1]
+    if is_grouped and not _flash_takes(queries, keys, values):
+        keys, values = (each.repeat_interleave(queries.shape[1] // keys.shape[1], dim=1) for each in (keys, values))
+        is_grouped = False
+    mask = causal_lower_right(queries.shape[2], keys.shape[2])
+    return F.scaled_dot_product_attention(queries, keys, values, attn_mask=mask, enable_gqa=is_grouped)
+
+
+def _flash_takes(queries: torch.Tensor, keys: torch.Tensor, values: torch.Tensor) -> bool:
+    from torch.backends.cuda import SDPAParams, can_use_flash_attention
+
+    return can_use_flash_attention(SDPAParams(queries, keys, values, None, 0.0, False, True))
+
+
+_PREFILLS = {"cuda": _prefill_without_scores}
+"""By the kind of device; on any other one torch's usual way is as good."""
 
 
 def _attend_in_blocks(queries: torch.Tensor, stored: InBlocks) -> torch.Tensor:

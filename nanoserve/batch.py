@@ -5,7 +5,8 @@ and text.
 """
 
 import dataclasses
-from collections.abc import Callable, Sequence
+import itertools
+from collections.abc import Callable, Iterable, Sequence
 
 import torch
 
@@ -16,39 +17,46 @@ from nanoserve.cache.paged import PagedPart, PagedPool, PagedStep, in_reading_or
 from nanoserve.config import SchedulerConfig
 from nanoserve.request import Request
 from nanoserve.seats import Scheduled
+from nanoserve.staging import Ints
 from nanoserve.weights import LoadedModel
+
+_chained = itertools.chain.from_iterable
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Batch:
-    """One forward. `last_rows` are the rows that a token comes of, in the order in which requests were scheduled."""
+    """One forward. `last_rows` are the rows that a token comes of, in the order in which requests were scheduled.
+
+    They are None where no token comes.
+    """
 
     token_ids: torch.Tensor
     positions: torch.Tensor
     kv: KVStep
-    last_rows: list[int]
+    last_rows: torch.Tensor | None
 
 
 class PooledMemory:
     """Keys and values of all requests in one pool; the scheduler's block tables say where."""
 
     def __init__(self, pool: PagedPool, in_place: str | None) -> None:
-        self.pool, self._in_place = pool, in_place
+        self.pool, self.in_place = pool, in_place
 
     @property
     def num_bytes(self) -> int:
-        """The whole pool, used or not."""
+        """The whole pool, used or not, and a spare block where it has one."""
         return self.pool.num_bytes
 
     def batch(self, scheduled: Sequence[Scheduled]) -> Batch:
         """Requests in reading order; blocks that have to be copied are copied here."""
         ordered = sorted(zip(map(_paged_part, scheduled), scheduled, strict=True), key=lambda p: in_reading_order(p[0]))
-        for each in scheduled:
-            if each.copied is not None:
-                self.pool.copy_block(*each.copied)
-        kv = PagedStep(self.pool, [part for part, _ in ordered], in_place=self._in_place)
-        rows = [(each, self.positions_of(each)) for _, each in ordered]
-        return _batch(rows, scheduled, kv, self.pool.device)
+        copy_shared(self.pool, scheduled)
+        ints = Ints()
+        kv = PagedStep(self.pool, [part for part, _ in ordered], in_place=self.in_place, ints=ints)
+        rows = _Rows([(each, self.positions_of(each)) for _, each in ordered], scheduled, ints)
+        sent = ints.send(self.pool.device)
+        kv.arrive(sent)
+        return rows.batch(kv, sent)
 
     def positions_of(self, scheduled: Scheduled) -> range:
         """The positions that a step runs of a request."""
@@ -79,7 +87,8 @@ class SeparateMemory:
             cache.num_cached = ran.start
             parts.append((cache, len(ran)))
         kv = parts[0][0] if len(parts) == 1 else Together(parts)
-        return _batch(rows, scheduled, kv, self._device)
+        ints = Ints()
+        return _Rows(rows, scheduled, ints).batch(kv, ints.send(self._device))
 
     def positions_of(self, scheduled: Scheduled) -> range:
         """The positions that a step runs of a request: where nothing is stored, all of them."""
@@ -94,13 +103,22 @@ class SeparateMemory:
         return self._caches[request.request_id]
 
 
+def copy_shared(pool: PagedPool, scheduled: Iterable[Scheduled]) -> None:
+    """Blocks that others read as well, and a request is about to write to, are copied for it."""
+    for each in scheduled:
+        if each.copied is not None:
+            pool.copy_block(*each.copied)
+
+
 def make_memory(
-    loaded: LoadedModel, cache: str, settings: SchedulerConfig, attention: str
+    loaded: LoadedModel, cache: str, settings: SchedulerConfig, attention: str, *, has_spare: bool = False
 ) -> PooledMemory | SeparateMemory:
-    """What `cache`, one of `config.CACHES`, asks for; a pool of the settings' size."""
+    """What `cache`, one of `config.CACHES`, asks for; a pool of the settings' size, with a spare block or without."""
     shape, dtype, device = loaded.config, loaded.dtype, loaded.device
     if cache == "paged":
-        pool = PagedPool(shape, settings.num_blocks, settings.block_size, dtype, device, store=loaded.ops.store)
+        pool = PagedPool(
+            shape, settings.num_blocks, settings.block_size, dtype, device, store=loaded.ops.store, has_spare=has_spare
+        )
         return PooledMemory(pool, None if attention == "sdpa" else attention)
 
     def make(request: Request) -> KVCache:
@@ -118,20 +136,17 @@ def _paged_part(scheduled: Scheduled) -> PagedPart:
     return PagedPart(scheduled.table, scheduled.num_computed, scheduled.num_new)
 
 
-def _batch(
-    rows: Sequence[tuple[Scheduled, range]], scheduled: Sequence[Scheduled], kv: KVStep, device: torch.device
-) -> Batch:
-    """`rows` holds the positions that run of each request, in the order in which they stand in the batch."""
-    ids: list[int] = []
-    positions: list[int] = []
-    last_row: dict[str, int] = {}
-    for each, ran in rows:
-        ids += each.request.token_ids[ran.start : ran.stop]
-        positions += ran
-        last_row[each.request.request_id] = len(ids) - 1
-    return Batch(
-        token_ids=torch.tensor(ids, device=device),
-        positions=torch.tensor(positions, device=device),
-        kv=kv,
-        last_rows=[last_row[each.request.request_id] for each in scheduled if each.samples],
-    )
+class _Rows:
+    """What stands in a step's rows, before and after it has come to the device."""
+
+    def __init__(self, rows: Sequence[tuple[Scheduled, range]], scheduled: Sequence[Scheduled], ints: Ints) -> None:
+        """`rows` holds the positions that run of each request, in the order in which they stand in the batch."""
+        self._token_ids = ints.put(_chained(each.request.token_ids[ran.start : ran.stop] for each, ran in rows))
+        self._positions = ints.put(_chained(ran for _, ran in rows))
+        ends = itertools.accumulate(len(ran) for _, ran in rows)
+        last_row = {each.request.request_id: end - 1 for (each, _), end in zip(rows, ends, strict=True)}
+        self._last_rows = ints.put(last_row[each.request.request_id] for each in scheduled if each.samples)
+
+    def batch(self, kv: KVStep, sent: torch.Tensor) -> Batch:
+        last_rows = sent[self._last_rows]
+        return Batch(sent[self._token_ids], sent[self._positions], kv, last_rows if last_rows.numel() else None)

@@ -16,6 +16,7 @@ from nanoserve.config import (
     ATTENTIONS,
     CACHES,
     DTYPES,
+    GRAPHS,
     PREFIX_CACHES,
     EngineConfig,
     ModelConfig,
@@ -52,6 +53,7 @@ Device = Annotated[str, typer.Option(help="auto, cpu, cuda or cuda:N.")]
 Dtype = Annotated[str, typer.Option(help=f"One of {', '.join(DTYPES)}.")]
 Cache = Annotated[str, typer.Option(help=f"KV cache: {', '.join(CACHES)} (none recomputes every position).")]
 Attention = Annotated[str, typer.Option(help=f"What computes it: {', '.join(ATTENTIONS)}.")]
+Graphs = Annotated[str, typer.Option(help=f"Record decode steps and play them again: {', '.join(GRAPHS)}.")]
 MaxNewTokens = Annotated[int, typer.Option(help="Stop after this many tokens.")]
 Temperature = Annotated[float, typer.Option(help="0 always takes the likeliest token; higher is more random.")]
 TopK = Annotated[int, typer.Option(help="Sample among the k likeliest tokens; 0 is off.")]
@@ -83,6 +85,7 @@ def generate(
     kv_memory: KVMemory = _ENGINE.kv_memory,
     prefix_cache: PrefixCache = _ENGINE.prefix_cache,
     attention: Attention = _ENGINE.attention,
+    graphs: Graphs = _ENGINE.graphs,
     max_new_tokens: MaxNewTokens = _SAMPLING.max_new_tokens,
     temperature: Temperature = _SAMPLING.temperature,
     top_k: TopK = _SAMPLING.top_k,
@@ -108,6 +111,8 @@ def generate(
     params = _params(given, stop=tuple(stop or ()))
     engine = _load(given, lambda config, tokenizer: _request(tokenizer.encode(prompt), params).check_fits(config))
     _print_text(engine.stream(prompt, params))
+    for note in engine.notes:
+        typer.echo(f"nanoserve: {note}", err=True)
 
 
 @app.command()
@@ -120,6 +125,7 @@ def chat(
     kv_memory: KVMemory = _ENGINE.kv_memory,
     prefix_cache: PrefixCache = _ENGINE.prefix_cache,
     attention: Attention = _ENGINE.attention,
+    graphs: Graphs = _ENGINE.graphs,
     max_new_tokens: MaxNewTokens = 256,
     temperature: Temperature = 0.2,
     top_k: TopK = _SAMPLING.top_k,
@@ -225,7 +231,7 @@ def _request(prompt_ids: list[int], params: SamplingParams) -> "Request":
 
 
 def _load(given: dict[str, Any], before_weights: Callable[..., object]) -> "Engine":
-    names = ("model", "device", "dtype", "cache", "kv_memory", "prefix_cache", "attention")
+    names = ("model", "device", "dtype", "cache", "kv_memory", "prefix_cache", "attention", "graphs")
     config = EngineConfig(**{name: given[name] for name in names})
     from nanoserve.engine import Engine
 

@@ -19,6 +19,7 @@ CACHES = ("paged", "contiguous", "growing", "none")
 ATTENTIONS = ("auto", "sdpa", "reference", "triton", "native")
 KERNELS = ("auto", "native", "torch")
 QUANTIZATIONS = ("none", "int8")
+GRAPHS = ("auto", "off")
 PREFIX_CACHES = ("auto", "lru", "lfu", "fifo", "size", "off")
 
 BLOCK_SIZES = tuple(2**power for power in range(9))
@@ -110,9 +111,10 @@ class EngineConfig(_Options):
     recomputes every position at every step. `kv_memory` sizes the pool (auto, a size such as 2GiB, a share such as 40%
     of what is free). `prefix_cache` keeps the blocks of prompts and answers for requests that begin alike, and names
     what is evicted first when the pool is full (auto: lru with a pool, else off). `attention` is what computes it
-    (auto: a kernel over block tables where there is one, else SDPA). `kernels` native are compiled on this machine,
-    once, for bfloat16 on a CPU that multiplies it (auto: where they can be, else torch). `quantize` int8 keeps matrices
-    in 8 bits, a scale for each output. `seed` fixes the weights of a random model.
+    (auto: a kernel over block tables where there is one, else SDPA). `graphs` records whole decode steps and plays them
+    again (auto: as CUDA graphs, where such a kernel runs). `kernels` native are compiled on this machine, once, for
+    bfloat16 on a CPU that multiplies it (auto: where they can be, else torch). `quantize` int8 keeps matrices in 8
+    bits, a scale for each output. `seed` fixes the weights of a random model.
     """
 
     model: str = "smollm2-135m"
@@ -122,6 +124,7 @@ class EngineConfig(_Options):
     kv_memory: str = "auto"
     prefix_cache: str = "auto"
     attention: str = "auto"
+    graphs: str = "auto"
     kernels: str = "auto"
     quantize: str = "none"
     seed: int = 0
@@ -133,6 +136,8 @@ class EngineConfig(_Options):
             raise ConfigError(unknown("cache", self.cache, CACHES))
         if self.attention not in ATTENTIONS:
             raise ConfigError(unknown("attention", self.attention, ATTENTIONS))
+        if self.graphs not in GRAPHS:
+            raise ConfigError(unknown("graphs", self.graphs, GRAPHS))
         if self.prefix_cache not in PREFIX_CACHES:
             raise ConfigError(unknown("prefix_cache", self.prefix_cache, PREFIX_CACHES))
         if self.kernels not in KERNELS:

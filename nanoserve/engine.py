@@ -12,23 +12,24 @@ from typing import Any
 
 import torch
 
-from nanoserve.answer import Answer, completion_of, told
+from nanoserve.answer import Answer, Answers, Inboxes, completion_of, told
 from nanoserve.attention import choose_backend
 from nanoserve.batch import make_memory
-from nanoserve.cache.prefix import PrefixCounts, PrefixTree
+from nanoserve.cache.prefix import PrefixCounts
 from nanoserve.config import EngineConfig, SamplingParams, SchedulerConfig
-from nanoserve.errors import ConfigError, RequestError, unknown
+from nanoserve.errors import ConfigError, unknown
 from nanoserve.memory import plan_for
 from nanoserve.models.causal import CausalModel
-from nanoserve.prompts import Prompt, as_ids, as_list
+from nanoserve.prompts import Prompt, as_ids, as_list, for_each
+from nanoserve.replay import choose_recorder, make_replays
 from nanoserve.request import Completion, Request, TokenEvent
-from nanoserve.sampling import sample_rows
-from nanoserve.scheduler import Scheduler
+from nanoserve.sampling import Scores, sample_rows
+from nanoserve.scheduler import make_scheduler
 from nanoserve.seats import Counts, Scheduled
 from nanoserve.tokenizer import Tokenizer
 from nanoserve.weights import Check, LoadedModel, load_model
 
-_OWN_OPTIONS = ("cache", "kv_memory", "prefix_cache", "attention")  # of an EngineConfig: not the model's
+_OWN_OPTIONS = ("cache", "kv_memory", "prefix_cache", "attention", "graphs")  # of an EngineConfig: not the model's
 
 
 class Engine:
@@ -42,14 +43,18 @@ class Engine:
         kv_memory: str = "auto",
         prefix_cache: str = "auto",
         attention: str = "auto",
+        graphs: str = "auto",
         **scheduling: Any,
     ) -> None:
         """Take a loaded model, shared with any other engine that has it.
 
-        `cache`, `kv_memory`, `prefix_cache` and `attention` are those of `EngineConfig`, `scheduling` the fields of
-        `SchedulerConfig`; `num_blocks` sizes the pool by hand. Raises ConfigError for what cannot work together.
+        `cache`, `kv_memory`, `prefix_cache`, `attention` and `graphs` are those of `EngineConfig`, `scheduling` the
+        fields of `SchedulerConfig`; `num_blocks` sizes the pool by hand. Raises ConfigError for what cannot work
+        together.
         """
-        config = EngineConfig(cache=cache, kv_memory=kv_memory, prefix_cache=prefix_cache, attention=attention)
+        config = EngineConfig(
+            cache=cache, kv_memory=kv_memory, prefix_cache=prefix_cache, attention=attention, graphs=graphs
+        )
         self.loaded = loaded
         self.tokenizer: Tokenizer = loaded.tokenizer
         self._model: CausalModel = loaded.model
@@ -64,12 +69,13 @@ class Engine:
         self.pool_plan = plan_for(loaded.config, loaded.dtype, loaded.device, config, settings)
         if self.pool_plan is not None:
             settings = dataclasses.replace(settings, num_blocks=self.pool_plan.num_blocks)
-        self._scheduler = _make_scheduler(loaded, settings, config.prefix_policy(is_static=settings.is_static))
-        self._memory = make_memory(loaded, config.cache, settings, self.attention)
-        self._answers: dict[str, Answer] = {}
-        self._inboxes: dict[str, list[TokenEvent | BaseException]] = {}
-        self._untold: list[TokenEvent] = []
-        self._errors: list[Exception] = []
+        space = (loaded.config, loaded.weights, str(loaded.dtype))
+        self._scheduler = make_scheduler(settings, config.prefix_policy(is_static=settings.is_static), space)
+        recorder = choose_recorder(config.graphs, loaded.device, self.attention)
+        self._memory = make_memory(loaded, config.cache, settings, self.attention, has_spare=recorder is not None)
+        self._replays = make_replays(recorder, loaded, self._memory, settings)
+        self._answers = Answers(self.tokenizer, loaded.device)
+        self._inboxes = Inboxes()
 
     @classmethod
     def load(cls, model: str = "smollm2-135m", before_weights: Check = lambda *_: None, **options: Any) -> "Engine":
@@ -87,7 +93,7 @@ class Engine:
     @property
     def has_work(self) -> bool:
         """Whether a `step` would run, or tell, anything."""
-        return self._scheduler.has_work or bool(self._untold or self._errors)
+        return self._scheduler.has_work or bool(self._inboxes.untold or self._inboxes.errors)
 
     @property
     def counts(self) -> Counts:
@@ -98,6 +104,18 @@ class Engine:
     def prefix_counts(self) -> PrefixCounts | None:
         """What the prefix cache found, kept and gave up so far; None without one. Grows with every step."""
         return None if self._scheduler.prefixes is None else self._scheduler.prefixes.counts
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """What does not go as it was meant to, and why, in a sentence each."""
+        return (*self.loaded.notes, *(self._replays.notes if self._replays else ()))
+
+    def warm_up(self) -> int:
+        """Record decode steps of every size ahead of time; returns how many, 0 where `graphs` records none.
+
+        It takes seconds, kernels that are compiled in it among them. Without it a size is recorded in its first step.
+        """
+        return 0 if self._replays is None else self._replays.warm_up()
 
     def reset_prefix_cache(self) -> None:
         """Forget every prefix that no running request holds."""
@@ -154,10 +172,10 @@ class Engine:
         or, when nobody reads it, by the next step, which does nothing else. A forward that fails ends all that were in
         it.
         """
-        if self._errors:
-            raise self._errors.pop(0)
+        if self._inboxes.errors:
+            raise self._inboxes.errors.pop(0)
         self._step()
-        told, self._untold = self._untold, []
+        told, self._inboxes.untold = self._inboxes.untold, []
         return told
 
     @torch.inference_mode()
@@ -166,18 +184,15 @@ class Engine:
         if not scheduled:
             return
         try:
-            logits = self._forward(scheduled)
+            scores = self._forward(scheduled)
         except BaseException as error:
             self._abort_all(scheduled, error)
             raise
-        events = self._sample(scheduled, logits)
+        events = self._sample(scheduled, scores)
         for request in self._scheduler.commit():
             self._drop(request.request_id)
         for event in events:
-            if event.request_id in self._inboxes:
-                self._inboxes[event.request_id].append(event)
-            else:
-                self._untold.append(event)
+            self._inboxes.tell(event)
 
     def abort(self, request_id: str) -> None:
         """Stop a request and free what it holds. Raises RequestError when it is unknown or has finished."""
@@ -196,12 +211,7 @@ class Engine:
         One set of `params` for all, or one for each. A prompt that is refused refuses the whole call, before any work.
         """
         listed = as_list(prompts)
-        every = [params] * len(listed) if params is None or isinstance(params, SamplingParams) else list(params)
-        if len(every) != len(listed):
-            raise RequestError(
-                f"{len(every)} sets of sampling parameters for {len(listed)} prompts: give one, or as many"
-            )
-        requests = [self._check(prompt, each) for prompt, each in zip(listed, every, strict=True)]
+        requests = [self._check(prompt, each) for prompt, each in zip(listed, for_each(listed, params), strict=True)]
         with self._queued(requests) as inboxes:
             while any(request.finish_reason is None for request in requests):
                 self._step()
@@ -242,11 +252,13 @@ class Engine:
                 if request.finish_reason is None:
                     self.abort(request.request_id)
 
-    def _forward(self, scheduled: Sequence[Scheduled]) -> torch.Tensor:
+    def _forward(self, scheduled: Sequence[Scheduled]) -> Scores:
         """Logits [sampling requests, vocab], in the order of scheduling; what ran is stored then."""
+        if self._replays is not None and (replayed := self._replays.run(scheduled)) is not None:
+            return replayed
         batch = self._memory.batch(scheduled)
         hidden = self._model(batch.token_ids, batch.positions, batch.kv)
-        return self._model.compute_logits(hidden[batch.last_rows]) if batch.last_rows else hidden[:0]
+        return Scores(hidden[:0] if batch.last_rows is None else self._model.compute_logits(hidden[batch.last_rows]))
 
     def _abort_all(self, scheduled: Sequence[Scheduled], error: BaseException) -> None:
         """A step that cannot run would stand in the way of all others for ever."""
@@ -256,26 +268,21 @@ class Engine:
                 self._inboxes.get(each.request.request_id, []).append(error)
 
     def _fail(self, request: Request, error: Exception) -> None:
-        """It leaves; who reads its stream is told, or who steps next."""
         if request.finish_reason is None:
             self.abort(request.request_id)
-        if request.request_id in self._inboxes:
-            self._inboxes[request.request_id].append(error)
-        else:
-            error.add_note(f"request {request.request_id!r} has left")
-            self._errors.append(error)
+        self._inboxes.fail(request.request_id, error)
 
     def _drop(self, request_id: str) -> None:
         self._memory.release(request_id)
         self._answers.pop(request_id, None)
 
-    def _sample(self, scheduled: Sequence[Scheduled], logits: torch.Tensor) -> list[TokenEvent]:
+    def _sample(self, scheduled: Sequence[Scheduled], scores: Scores) -> list[TokenEvent]:
         """A token for each request whose last position ran; a request without one leaves."""
         sampling = [each for each in scheduled if each.samples]
         if not sampling:
             return []
-        answers = [self._answer_of(each.request) for each in sampling]
-        tokens = sample_rows(logits, [(answer.sampler, answer.request.token_ids) for answer in answers])
+        answers = [self._answers.of(each.request) for each in sampling]
+        tokens = sample_rows(scores, [(answer.sampler, answer.request.token_ids) for answer in answers])
         events: list[TokenEvent] = []
         for each, answer, token in zip(sampling, answers, tokens, strict=True):
             try:
@@ -284,19 +291,9 @@ class Engine:
                 self._fail(each.request, error)
         return events
 
-    def _answer_of(self, request: Request) -> Answer:
-        if request.request_id not in self._answers:
-            self._answers[request.request_id] = Answer(request, self.tokenizer, self.loaded.device)
-        return self._answers[request.request_id]
-
     def _push(self, scheduled: Scheduled, answer: Answer, token: int | Exception) -> TokenEvent:
         if isinstance(token, Exception):
             raise token
         ran = self._memory.positions_of(scheduled)
         num_cached = min(ran.start, scheduled.num_before)
         return answer.push(token, self._eos_token_ids, num_prefilled=ran.stop - num_cached, num_cached=num_cached)
-
-
-def _make_scheduler(loaded: LoadedModel, settings: SchedulerConfig, prefix_policy: str | None) -> Scheduler:
-    prefixes = None if prefix_policy is None else PrefixTree(settings.block_size, prefix_policy, evicts_runs=True)
-    return Scheduler(settings, prefixes, space=(loaded.config, loaded.weights, str(loaded.dtype)))

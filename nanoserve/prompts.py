@@ -6,6 +6,7 @@ Knows texts, ids and everything that only looks like one of them. Refuses to kno
 import operator
 from collections.abc import Iterable, Mapping, Sequence, Set
 
+from nanoserve.config import SamplingParams
 from nanoserve.errors import RequestError
 
 Prompt = str | Sequence[int]
@@ -28,3 +29,13 @@ def as_list(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:
     items = list(prompts)
     is_one = bool(items) and all(hasattr(item, "__index__") and not getattr(item, "ndim", 0) for item in items)
     return [items] if is_one else items  # type: ignore[list-item, return-value]
+
+
+def for_each(
+    prompts: Sequence[Prompt], params: SamplingParams | Sequence[SamplingParams] | None
+) -> Sequence[SamplingParams | None]:
+    """Parameters for each prompt: the same for all, or as many as there are. Raises RequestError for other numbers."""
+    every = [params] * len(prompts) if params is None or isinstance(params, SamplingParams) else list(params)
+    if len(every) != len(prompts):
+        raise RequestError(f"{len(every)} sets of sampling parameters for {len(prompts)} prompts: give one, or as many")
+    return every

@@ -1,25 +1,41 @@
-"""From one row of logits to one token id.
+"""From the logits of a step's rows to their tokens, all rows together, and without a look at them from the host.
 
 Knows the usual filters, in transformers' order and with transformers' rounding, so that the same tokens stay possible.
-Refuses to know requests, text and models. Rows that only want the likeliest token are looked at together.
+Refuses to know requests, text and models. Rows that only want the likeliest token are looked at together, and so are
+the others, each with filters of its own; tokens and the largest logits, which tell broken ones, come back in one copy.
 """
 
 import math
 from collections.abc import Sequence
+from typing import NamedTuple
 
 import torch
 
 from nanoserve.config import SamplingParams
 from nanoserve.errors import ModelError
+from nanoserve.staging import to_device, to_host
 
 _EXCLUDED = -torch.inf
+
+
+class Scores(NamedTuple):
+    """Logits [rows, vocab] of what may come next, and what `likeliest` finds in them where that is known already."""
+
+    logits: torch.Tensor
+    found: torch.Tensor | None = None
+
+
+def likeliest(logits: torch.Tensor) -> torch.Tensor:
+    """Each row's likeliest token, and its logit: float64 [2, rows], which holds either exactly."""
+    best, tokens = logits.max(dim=-1)
+    return torch.stack((tokens, best.double()))
 
 
 class Sampler:
     """Draws the tokens of one request. One seed gives one sequence of draws, whoever consumes them and how."""
 
     def __init__(self, params: SamplingParams, device: torch.device) -> None:
-        self._params = params
+        self.params = params
         self._generator = torch.Generator(device)
         if params.seed is None:
             self._generator.seed()
@@ -29,81 +45,151 @@ class Sampler:
     @property
     def wants_likeliest(self) -> bool:
         """Whether it draws nothing and changes nothing: the largest logit is the token."""
-        return self._params.temperature == 0 and self._params.repetition_penalty == 1
+        return self.params.temperature == 0 and self.params.repetition_penalty == 1
 
     def sample(self, logits: torch.Tensor, token_ids: Sequence[int]) -> int:
         """Pick the next token from logits [vocab], given all ids so far (prompt included); logits stay unchanged.
 
         Raises ModelError where there is no largest number among them.
         """
-        logits = filter_logits(logits.float(), token_ids, self._params)
-        best, likeliest = logits.max(dim=-1)
-        _check_is_number(float(best))
-        if self._params.temperature == 0:
-            return int(likeliest)
-        return int(torch.multinomial(logits.softmax(dim=-1), 1, generator=self._generator))
+        (token,) = sample_rows(Scores(logits[None]), [(self, token_ids)])
+        if isinstance(token, ModelError):
+            raise token
+        return token
+
+    def fill_with_noise(self, row: torch.Tensor) -> None:
+        """Exponential noise for a race among tokens; nothing where there is nothing to draw."""
+        if self.params.temperature:
+            row.exponential_(generator=self._generator)
 
 
-def sample_rows(logits: torch.Tensor, rows: Sequence[tuple[Sampler, Sequence[int]]]) -> list[int | ModelError]:
-    """A token for each row of logits [rows, vocab], given each request's sampler and its ids so far.
+Row = tuple[Sampler, Sequence[int]]
+"""Who samples, and all ids so far, prompt included."""
+
+
+def sample_rows(scores: Scores, rows: Sequence[Row]) -> list[int | ModelError]:
+    """A token for each row of the scores. Waits for the device at its end, and nowhere before.
 
     Where a row has none, the error stands in its place: what one request cannot do is no fault of the others.
     """
-    best, likeliest = (each.tolist() for each in logits.max(dim=-1))
-    found: list[int | ModelError] = []
-    for row, (sampler, token_ids) in enumerate(rows):
-        try:
-            _check_is_number(best[row])
-            found.append(likeliest[row] if sampler.wants_likeliest else sampler.sample(logits[row], token_ids))
-        except ModelError as error:
-            found.append(error)
-    return found
+    found = likeliest(scores.logits) if scores.found is None else scores.found
+    places = [place for place, (sampler, _) in enumerate(rows) if not sampler.wants_likeliest]
+    if places:
+        found = _sample_some(scores.logits, found, places, [rows[place] for place in places])
+    return [_checked(token, best) for token, best in zip(*to_host(found), strict=True)]
 
 
-def _check_is_number(best: float) -> None:
+def _checked(token: float, best: float) -> int | ModelError:
     if not math.isfinite(best):
-        raise ModelError(f"the largest logit is {best}: broken weights, or too small a dtype (try float32)")
+        return ModelError(f"the largest logit is {best}: broken weights, or too small a dtype (try float32)")
+    return int(token)
 
 
-def filter_logits(logits: torch.Tensor, token_ids: Sequence[int], params: SamplingParams) -> torch.Tensor:
-    """Penalise, sharpen and exclude: float32 logits [vocab] -> logits [vocab], excluded tokens at -inf.
+def _sample_some(logits: torch.Tensor, found: torch.Tensor, places: Sequence[int], rows: Sequence[Row]) -> torch.Tensor:
+    """What is found of all rows, with the tokens of those at `places` drawn, or penalised."""
+    wanted = [(sampler.params, ids) for sampler, ids in rows]
+    filters = Filters(wanted, logits.shape[-1], logits.device, places=places)
+    some = filters.apply(logits.index_select(0, filters.places).float())
+    best, tokens = some.max(dim=-1)
+    if any(params.temperature for params, _ in wanted):
+        drawn = race(some.softmax(dim=-1), [sampler for sampler, _ in rows])
+        tokens = torch.where(filters.draws, drawn, tokens)
+    return found.index_copy(1, filters.places, torch.stack((tokens, best.double())))
 
-    Greedy requests are penalised only: no filter here ever excludes the largest logit.
+
+def race(probabilities: torch.Tensor, samplers: Sequence[Sampler]) -> torch.Tensor:
+    """A token for each row [rows, vocab], as likely as it says: the first to arrive of exponential clocks.
+
+    It is what `torch.multinomial` draws from the same generator, which has no generator for each row, and looks at
+    its probabilities from the host.
     """
-    if params.repetition_penalty != 1:
-        logits = penalise_repetition(logits, token_ids, params.repetition_penalty)
-    if params.temperature == 0:
-        return logits
-    logits = logits / params.temperature
-    if params.top_k:
-        logits = keep_top_k(logits, params.top_k)
-    if params.top_p < 1:
-        logits = keep_top_p(logits, params.top_p)
-    return keep_min_p(logits, params.min_p) if params.min_p else logits
+    noise = torch.ones_like(probabilities)
+    for row, sampler in zip(noise, samplers, strict=True):
+        sampler.fill_with_noise(row)
+    return (probabilities / noise).argmax(dim=-1)
 
 
-def penalise_repetition(logits: torch.Tensor, token_ids: Sequence[int], penalty: float) -> torch.Tensor:
-    """Make tokens seen so far less likely (CTRL, arXiv:1909.05858): divide positive logits, multiply negative ones."""
-    seen = torch.tensor(sorted(set(token_ids)), device=logits.device)
-    scores = logits[seen]
-    return logits.index_put((seen,), torch.where(scores < 0, scores * penalty, scores / penalty))
+class Filters:
+    """What some rows want, each in a column [rows, 1] on the device, sent there in one copy.
+
+    `places` are the rows' own among others, and come along. `draws` [rows] tells who does not take the likeliest token.
+    """
+
+    def __init__(
+        self,
+        rows: Sequence[tuple[SamplingParams, Sequence[int]]],
+        vocab_size: int,
+        device: torch.device,
+        *,
+        places: Sequence[int] = (),
+    ) -> None:
+        self._drawing = [params for params, _ in rows if params.temperature]
+        self._largest_k = min(max((params.top_k for params in self._drawing), default=0), vocab_size)
+        wishes = [self._wishes(params) for params, _ in rows]
+        columns = [number for column in zip(*wishes, strict=True) for number in column]
+        seen = [
+            place * vocab_size + token
+            for place, (params, ids) in enumerate(rows)
+            if params.repetition_penalty != 1
+            for token in set(ids)
+        ]
+        sent = to_device([*columns, *places, *seen], torch.float64, device)  # exact for all of them
+        wished, places_there, seen_there = torch.split(sent, [len(columns), len(places), len(seen)])
+        self.places, self._seen = places_there.long(), seen_there.long()
+        self._temperature, self._top_k, self._tail, self._min_p, self._penalty = wished.float().view(5, -1, 1)
+        self.draws: torch.Tensor = self._temperature.flatten() > 0
+
+    def _wishes(self, params: SamplingParams) -> tuple[float, ...]:
+        """Temperature, top_k, what top_p leaves out, min_p, penalty: so that what is not wanted changes nothing."""
+        if not params.temperature:
+            return 0, 0, -1, 0, params.repetition_penalty
+        top_k = min(params.top_k, self._largest_k)
+        tail = 1 - params.top_p if params.top_p < 1 else -1
+        return params.temperature, top_k, tail, params.min_p, params.repetition_penalty
+
+    def apply(self, logits: torch.Tensor) -> torch.Tensor:
+        """Penalise, sharpen and exclude: float32 logits [rows, vocab] -> as many, excluded tokens at -inf.
+
+        Greedy rows are penalised only: no filter here ever excludes the largest logit.
+        """
+        if self._seen.numel():
+            logits = penalise_repetition(logits, self._seen, self._penalty)
+        logits = logits / torch.where(self._temperature > 0, self._temperature, 1)
+        if self._largest_k:
+            logits = keep_top_k(logits, self._top_k, self._largest_k)
+        if any(params.top_p < 1 for params in self._drawing):
+            logits = keep_top_p(logits, self._tail)
+        return keep_min_p(logits, self._min_p) if any(params.min_p for params in self._drawing) else logits
 
 
-def keep_top_k(logits: torch.Tensor, k: int) -> torch.Tensor:
-    """Keep the k largest logits, and what ties with the last of them."""
-    smallest = logits.topk(min(k, logits.shape[-1])).values[-1]
-    return logits.masked_fill(logits < smallest, _EXCLUDED)
+def penalise_repetition(logits: torch.Tensor, seen: torch.Tensor, penalty: torch.Tensor) -> torch.Tensor:
+    """Make tokens seen so far less likely (CTRL, arXiv:1909.05858): divide positive logits, multiply negative ones.
+
+    `seen` are places in all logits [rows, vocab], row after row.
+    """
+    is_seen = torch.zeros_like(logits, dtype=torch.bool).view(-1).index_fill_(0, seen, True).view_as(logits)
+    return torch.where(is_seen, torch.where(logits < 0, logits * penalty, logits / penalty), logits)
 
 
-def keep_top_p(logits: torch.Tensor, p: float) -> torch.Tensor:
-    """Keep the smallest set of most likely tokens whose probabilities reach p (nucleus sampling, arXiv:1904.09751)."""
+def keep_top_k(logits: torch.Tensor, k: torch.Tensor, largest_k: int) -> torch.Tensor:
+    """Keep each row's k largest logits, and what ties with the last of them; all where k is 0."""
+    largest = logits.topk(largest_k).values
+    smallest = largest.gather(-1, (k.long() - 1).clamp(min=0))
+    return logits.masked_fill((logits < smallest) & (k > 0), _EXCLUDED)
+
+
+def keep_top_p(logits: torch.Tensor, tail: torch.Tensor) -> torch.Tensor:
+    """Keep the smallest set of most likely tokens that leaves out `tail` = 1 - p at most; all where it is negative.
+
+    Nucleus sampling (arXiv:1904.09751).
+    """
     ascending, order = logits.sort(descending=False)
-    excluded = ascending.softmax(dim=-1).cumsum(dim=-1) <= 1 - p
-    excluded[-1] = False
-    return logits.masked_fill(torch.zeros_like(excluded).scatter(0, order, excluded), _EXCLUDED)
+    excluded = ascending.softmax(dim=-1).cumsum(dim=-1) <= tail
+    excluded[..., -1] = False
+    return logits.masked_fill(torch.zeros_like(excluded).scatter(-1, order, excluded), _EXCLUDED)
 
 
-def keep_min_p(logits: torch.Tensor, p: float) -> torch.Tensor:
+def keep_min_p(logits: torch.Tensor, p: torch.Tensor) -> torch.Tensor:
     """Keep the tokens that are at least p times as likely as the likeliest (arXiv:2407.01082)."""
     probabilities = logits.softmax(dim=-1)
-    return logits.masked_fill(probabilities < p * probabilities.max(), _EXCLUDED)
+    return logits.masked_fill(probabilities < p * probabilities.amax(dim=-1, keepdim=True), _EXCLUDED)

@@ -234,6 +234,12 @@ class Scheduler:
             self.pool.check(table.blocks for table in self.tables)
 
 
+def make_scheduler(config: SchedulerConfig, prefix_policy: str | None, space: Hashable) -> Scheduler:
+    """With a prefix cache for `prefix_policy`, what of it is evicted first, or without one for None."""
+    prefixes = None if prefix_policy is None else PrefixTree(config.block_size, prefix_policy, evicts_runs=True)
+    return Scheduler(config, prefixes, space)
+
+
 def _put(queue: list[Seat], seat: Seat) -> None:
     """In at its place."""
     bisect.insort(queue, seat, key=lambda each: each.place)

@@ -2,7 +2,7 @@
 
 Knows checkpoint files, and checks each tensor of them against the model before it is used. Refuses to know requests,
 caches and how a model computes; the catalog says where the files are. Devices and dtypes are settled before any of
-them is opened, and no weight is ever in memory twice.
+them is opened, and no weight is ever in memory twice; on a GPU, those of one group are for a moment.
 """
 
 import dataclasses
@@ -21,6 +21,7 @@ from nanoserve import catalog
 from nanoserve.cache.kv import NoCache
 from nanoserve.config import DTYPES, EngineConfig, ModelConfig
 from nanoserve.errors import ConfigError, KernelError, WeightsError, unknown
+from nanoserve.fused import fuse
 from nanoserve.hf_config import parse_eos, parse_hf_config
 from nanoserve.models.families import CLASSES, Model, build_model
 from nanoserve.ops import TORCH, Ops
@@ -78,7 +79,9 @@ def load_model(config: EngineConfig, before_weights: Check = lambda *_: None) ->
         model = build_model(checkpoint.config, ops)
     _fill(model, checkpoint.tensors, device, dtype, config.model)
     model.eval().requires_grad_(False)
-    if ops is not TORCH:
+    if device.type == "cuda":
+        ops = fuse(model)
+    elif ops is not TORCH:
         _pack(model)
     return LoadedModel(
         model, checkpoint.tokenizer, checkpoint.config, checkpoint.weights, device, dtype, ops=ops, notes=notes

@@ -114,10 +114,10 @@ def logits_seen(engine):
     seen, forward = {}, engine._forward
 
     def look(scheduled):
-        logits = forward(scheduled)
-        for each, row in zip((each for each in scheduled if each.samples), logits, strict=True):
+        scores = forward(scheduled)
+        for each, row in zip((each for each in scheduled if each.samples), scores.logits, strict=True):
             seen.setdefault(each.request.request_id, []).append(row)
-        return logits
+        return scores
 
     engine._forward = look
     return seen

@@ -49,7 +49,7 @@ def main(monkeypatch, capsys):
 @pytest.fixture
 def engine(monkeypatch, capsys):
     """A fake engine that says `a`, `b`, `c` to everything, and a record of what it was asked and had been printed."""
-    asked = SimpleNamespace(printed=[], streamed=[], chats=[])
+    asked = SimpleNamespace(printed=[], streamed=[], chats=[], notes=())
 
     def stream(prompt, params):
         asked.streamed.append((prompt, params))
@@ -63,7 +63,7 @@ def engine(monkeypatch, capsys):
 
     def load(model, before_weights, **options):
         asked.config = EngineConfig(model=model, **options)
-        return SimpleNamespace(stream=stream, tokenizer=SimpleNamespace(render_chat=render_chat))
+        return SimpleNamespace(stream=stream, notes=asked.notes, tokenizer=SimpleNamespace(render_chat=render_chat))
 
     monkeypatch.setattr(nanoserve.Engine, "load", load)
     return asked
@@ -274,6 +274,11 @@ def test_text_is_printed_piece_by_piece_as_it_comes(main, engine):
     assert (status, rest, errors) == (0, "\n", "")
 
 
+def test_what_does_not_go_as_it_was_meant_to_is_told_beside_the_text(main, engine):
+    engine.notes = ("steps run eagerly: out of memory",)
+    assert main("generate", "hi") == (0, "\n", "nanoserve: steps run eagerly: out of memory\n")
+
+
 def test_chat_sends_the_whole_conversation(main, engine, type_in):
     type_in(b"one\n  two  \n\nnever read\n")
     assert main("chat", "--system", "be kind")[0] == 0
@@ -302,7 +307,7 @@ def test_strange_prompts_are_continued(main, prompt):
 def test_text_that_the_terminal_cannot_show_becomes_a_question_mark(main, engine, monkeypatch, tmp_path):
     with (tmp_path / "terminal").open("w", encoding="latin-1") as terminal:
         monkeypatch.setattr(sys, "stdout", terminal)
-        engine_says = SimpleNamespace(stream=lambda *_: [SimpleNamespace(text="é🙂!")])
+        engine_says = SimpleNamespace(stream=lambda *_: [SimpleNamespace(text="é🙂!")], notes=())
         monkeypatch.setattr(nanoserve.Engine, "load", lambda *_, **__: engine_says)
         assert main("generate", "hi")[::2] == (0, "")
     assert (tmp_path / "terminal").read_text("latin-1") == "é?!\n"

@@ -105,7 +105,7 @@ def test_logits_are_all_that_a_forward_leaves_behind(model, base):
     for work in base:
         assert work.retained_bytes == model.config.vocab_size * 4 <= work.peak_bytes <= work.allocated_bytes
         assert work.num_operators == sum(work.operators.values())
-        assert (work.num_kernel_launches, work.num_graph_breaks) == (None, None)
+        assert (work.num_kernel_launches, work.num_graph_launches, work.num_graph_breaks) == (None, None, None)
 
 
 LEFT, RIGHT, VECTOR = torch.ones(3, 4), torch.ones(4, 5), torch.ones(4)
@@ -323,7 +323,7 @@ def cuda(monkeypatch):
 def test_on_cuda_bytes_are_the_allocators_and_launches_the_profilers(cuda):
     work = counted(cuda.call, device="cuda:1")
     assert (work.allocated_bytes, work.peak_bytes, work.retained_bytes) == (300, 200, 50)
-    assert (work.num_kernel_launches, work.num_operators) == (3, 1)
+    assert (work.num_kernel_launches, work.num_graph_launches, work.num_operators) == (3, 1, 1)
     assert cuda.log == ["call", "profile", "wait cuda:1", "call", "wait cuda:1", "end", "call"]
 
 

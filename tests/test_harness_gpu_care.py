@@ -157,6 +157,15 @@ def test_captures_are_watched_while_a_benchmark_runs_on_a_gpu_and_no_longer():
     assert graph.capture_begin is own
 
 
+def test_what_an_engine_says_of_itself_is_a_doubt_about_the_case():
+    subject = Subject()
+    subject.notes = lambda: ["steps run eagerly: out of memory"]
+    item = item_of(subject)
+    run(item, lambda: None, ScriptedGpu())
+    flags = item.funcargs["measure"].flags
+    assert [(flag.kind, flag.what) for flag in flags] == [("engine", "steps run eagerly: out of memory")]
+
+
 # Out of memory.
 
 

@@ -1,15 +1,18 @@
 """What is paid once: torch's own compiler, and graphs that are captured by a class which only says that it captures."""
 
 import contextlib
+from types import SimpleNamespace
 
 import pytest
 import torch
+from recorders import ScriptedCuda
 
 from benchmarks.harness import measure, one_time
 from benchmarks.harness.loop import Plan, WarmUp
 from benchmarks.harness.measure import Measure
-from benchmarks.harness.one_time import Account, Captures, OneTime, spent, told_together
+from benchmarks.harness.one_time import Account, Captures, Kernels, OneTime, spent, told_together
 from benchmarks.harness.timing import Emission
+from nanoserve.replay import CudaGraphRecorder
 
 ONE = OneTime(num_compilations=1, compile_s=0.5)
 CAPTURE = OneTime(num_captures=1, capture_s=0.25)
@@ -130,6 +133,42 @@ def test_a_capture_that_fails_still_leaves_the_class_as_it_was():
     assert (captures.num, Failing.capture_end) == (1, own)
 
 
+def test_captures_of_an_engines_recorder_are_seen():
+    """As torch's own context captures: between a begin and an end of the graph's class."""
+    cuda = ScriptedCuda()
+    cuda.CUDAGraph, cuda.graph = Graph, lambda graph, **_: captured(graph)
+    captures = Captures()
+    with captures.watching(Graph):
+        CudaGraphRecorder(torch.device("cpu"), cuda).record(lambda: None)
+    assert captures.num == 1
+
+
+@contextlib.contextmanager
+def captured(graph):
+    graph.capture_begin()
+    yield
+    graph.capture_end()
+
+
+def test_kernels_that_triton_compiles_are_counted_and_timed_and_what_lies_on_disk_is_not():
+    heard, kernels = [], Kernels()
+    knobs = SimpleNamespace(compilation=SimpleNamespace(listener=lambda **what: heard.append(what["src"])))
+    own = knobs.compilation.listener
+    with kernels.listening(knobs):
+        for src, is_cached in (("a", False), ("a", True), ("b", False)):
+            knobs.compilation.listener(src=src, times=SimpleNamespace(total=250_000), cache_hit=is_cached)
+    assert (kernels.num, kernels.seconds, heard) == (2, 0.5, ["a", "a", "b"])
+    assert knobs.compilation.listener is own
+
+
+def test_tritons_own_knobs_are_such():
+    knobs = pytest.importorskip("triton.knobs")
+    own = knobs.compilation.listener
+    with Kernels().listening(knobs):
+        assert knobs.compilation.listener is not own
+    assert knobs.compilation.listener is own
+
+
 # In a benchmark.
 
 
@@ -204,6 +243,9 @@ def test_words():
     assert str(ONE) == "1 compilation (0.5 s)"
     assert str(ONE + ONE + CAPTURE) == "2 compilations (1 s) and 1 CUDA graph capture (0.25 s)"
     both = {"warm_up": {"num_runs": 2, **ONE.as_dict()}, "one_time_in_samples": {"a": CAPTURE.as_dict()}}
+    assert str(ONE + CAPTURE + OneTime(num_kernels=3, kernel_s=2.0)) == (
+        "1 compilation (0.5 s), 3 kernel compilations (2 s) and 1 CUDA graph capture (0.25 s)"
+    )
     assert told_together([both, both, {}]) == (
         "2 compilations (1 s) in warm-up; 2 CUDA graph captures (0.5 s) inside samples"
     )

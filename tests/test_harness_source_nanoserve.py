@@ -7,6 +7,7 @@ import weakref
 from collections import deque
 
 import pytest
+from recorders import BrokenRecorder, TapeRecorder, paged_decode_in_tensors
 
 from benchmarks.harness.clock import DeviceClock
 from benchmarks.harness.errors import MissingFeatureError, UndeclaredMetricError
@@ -17,6 +18,8 @@ from benchmarks.harness.slowed import Slowed
 from benchmarks.harness.sources.nanoserve import NanoserveSubject
 from benchmarks.harness.stepwise import Stepwise, StoppableClock
 from benchmarks.harness.work import CountWork
+from nanoserve import attention
+from nanoserve import engine as engines
 from nanoserve.errors import ConfigError, RequestError
 
 PAGED = {"cache": "paged", "num_blocks": 64, "block_size": 4}
@@ -128,6 +131,39 @@ def test_a_request_that_is_refused_ends_the_others(subject):
     with pytest.raises(RequestError, match="the whole pool has 64"):
         window(subject, asks((5, 9), (200, 100)), **PAGED)
     assert_all_free(subject._engine(**PAGED))
+
+
+@pytest.fixture
+def recorder(monkeypatch):
+    """What an engine whose attention reads in place records with."""
+    tape = TapeRecorder()
+    monkeypatch.setattr(attention, "_kernel", lambda _: paged_decode_in_tensors)
+    monkeypatch.setattr(engines, "choose_recorder", lambda graphs, *_: None if graphs == "off" else tape)
+    return tape
+
+
+IN_PLACE = PAGED | {"attention": "reference", "max_running": 4}
+
+
+def test_an_engine_records_its_steps_when_it_is_made_and_not_when_it_is_measured(subject, recorder):
+    subject._engine(**IN_PLACE)
+    assert recorder.num_records == 3
+    expected = [run.token_ids for run in window(subject, asks(*SIZES), **PAGED, graphs="off")]
+    assert [run.token_ids for run in window(subject, asks(*SIZES), **IN_PLACE)] == expected
+    assert (recorder.num_records, recorder.num_replays > 3, subject.notes()) == (3, True, [])
+
+
+def test_an_engine_that_cannot_record_says_so(subject, monkeypatch):
+    monkeypatch.setattr(engines, "choose_recorder", lambda *_: BrokenRecorder())
+    subject._engine(**IN_PLACE)
+    assert subject.notes() == [
+        "a step of 4 requests cannot be recorded, steps run eagerly: operation not permitted when stream is capturing"
+    ]
+
+
+def test_the_proof_of_reuse_watches_a_model_that_no_replay_runs_past(subject, recorder):
+    proof = subject.reuse_logits(list(range(1, 34)), 32, **IN_PLACE)
+    assert (proof.num_run, recorder.num_records) == (1, 0)
 
 
 @pytest.mark.parametrize("arm", [PAGED, {"cache": "contiguous"}])

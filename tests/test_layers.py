@@ -34,7 +34,7 @@ ENGINE = {
     "cache.sizing": "errors config",
     "seats": "request cache.blocks cache.prefix",
     "scheduler": "errors config request seats cache.blocks cache.prefix",
-    "prompts": "errors",
+    "prompts": "errors config",
     "hf_config": "errors config",
     # Names, files and words: no torch before it is needed.
     "fetch": "errors | filelock gguf_file",
@@ -45,7 +45,8 @@ ENGINE = {
     "cache.kv": "torch",
     "cache.contiguous": "config cache.kv torch",
     "cache.growing": "cache.kv torch",
-    "cache.paged": "config cache.blocks cache.kv torch",
+    "staging": "torch",
+    "cache.paged": "config cache.blocks cache.kv staging torch",
     "paged_reference": "torch",
     "paged_kernel": "errors torch triton",
     "attention": "errors config cache.kv torch | paged_kernel paged_reference",
@@ -53,18 +54,22 @@ ENGINE = {
     "cpu": "",
     "cpu.build": "errors",
     "cpu.native": "attention cache.kv ops torch",
+    "fused": "ops torch",
     "models": "",
     "models.*": "config attention cache.kv ops models.* torch",
-    "sampling": "errors config torch",
+    "sampling": "errors config staging torch",
     "gguf_file": "errors config hf_config gguf_tokenizer models.* gguf numpy safetensors tokenizers torch",
-    "weights": "errors config cache.kv catalog hf_config models.* ops tokenizer safetensors torch | cpu.* gguf_file",
+    "weights": (
+        "errors config cache.kv catalog fused hf_config models.* ops tokenizer safetensors torch | cpu.* gguf_file"
+    ),
     "memory": "errors config cache.sizing models.* psutil torch",
     "answer": "request sampling stopping tokenizer torch",
-    "batch": "config request seats cache.* weights torch",
+    "replay": "config errors batch sampling seats staging cache.paged models.causal weights torch",
+    "batch": "config request seats staging cache.* weights torch",
     # Everything meets here.
     "engine": (
         "errors config request prompts seats scheduler tokenizer cache.* models.* attention answer batch memory "
-        "sampling weights torch"
+        "replay sampling weights torch"
     ),
     "cli": "errors config typer | cache.sizing catalog engine memory request weights time datetime",
     "": "| errors config request engine",

@@ -38,11 +38,11 @@ def spoil_logits(engine, request_id, *, after=2):
     forward = engine._forward
 
     def spoil(scheduled):
-        logits = forward(scheduled)
+        scores = forward(scheduled)
         for row, each in enumerate(each for each in scheduled if each.samples):
             if each.request.request_id == request_id and each.request.num_output_tokens == after:
-                logits[row] = torch.nan
-        return logits
+                scores.logits[row] = torch.nan
+        return scores
 
     engine._forward = spoil
 
@@ -234,7 +234,8 @@ def test_without_a_pool_there_is_nothing_to_count_in_it(loaded, cache):
         ({"block_size": 512}, "block_size must be a power of two .* not 512"),
         (
             {"max_runing": 4},
-            "unknown Engine option 'max_runing'; choose one of: cache, kv_memory, prefix_cache, attention, max_running",
+            "unknown Engine option 'max_runing'; choose one of: cache, kv_memory, prefix_cache, attention, graphs, "
+            "max_running",
         ),
         ({"cache": "contiguous", "num_blocks": 4}, "num_blocks and kv_memory size the pool of cache 'paged'; cache"),
         ({"cache": "none", "kv_memory": "1GiB"}, "cache 'none' has none"),

@@ -5,16 +5,10 @@ import torch
 from transformers.generation import logits_process as reference
 
 from nanoserve.config import SamplingParams
-from nanoserve.errors import ConfigError, RequestError
-from nanoserve.sampling import (
-    Sampler,
-    filter_logits,
-    keep_min_p,
-    keep_top_k,
-    keep_top_p,
-    penalise_repetition,
-)
+from nanoserve.errors import ConfigError, ModelError, RequestError
+from nanoserve.sampling import Filters, Sampler, Scores, sample_rows
 
+CPU = torch.device("cpu")
 SEEN = [3, 5, 5, 199]
 
 
@@ -26,6 +20,11 @@ def rows():
     yield torch.randint(-2, 3, (200,), generator=generator).float()  # many ties
 
 
+def ours(logits, **wanted):
+    params = SamplingParams(**{"temperature": 1.0} | wanted)
+    return Filters([(params, SEEN)], len(logits), CPU).apply(logits[None])[0]
+
+
 def theirs(processor, logits):
     return processor(torch.tensor([SEEN]), logits[None])[0]
 
@@ -33,47 +32,115 @@ def theirs(processor, logits):
 @pytest.mark.parametrize("k", [1, 2, 50, 199, 200, 1000])
 def test_top_k_equals_transformers(k):
     for logits in rows():
-        assert torch.equal(keep_top_k(logits, k), theirs(reference.TopKLogitsWarper(k), logits))
+        assert torch.equal(ours(logits, top_k=k), theirs(reference.TopKLogitsWarper(k), logits))
 
 
 @pytest.mark.parametrize("p", [0.001, 0.1, 0.5, 0.8, 0.95, 0.9999])
 def test_top_p_equals_transformers(p):
     for logits in rows():
-        assert torch.equal(keep_top_p(logits, p), theirs(reference.TopPLogitsWarper(p), logits))
+        assert torch.equal(ours(logits, top_p=p), theirs(reference.TopPLogitsWarper(p), logits))
 
 
 @pytest.mark.parametrize("p", [0.001, 0.05, 0.5, 1.0])
 def test_min_p_equals_transformers(p):
     for logits in rows():
-        assert torch.equal(keep_min_p(logits, p), theirs(reference.MinPLogitsWarper(p), logits))
+        assert torch.equal(ours(logits, min_p=p), theirs(reference.MinPLogitsWarper(p), logits))
 
 
 @pytest.mark.parametrize("penalty", [0.5, 1.1, 2.0])
 def test_repetition_penalty_equals_transformers(penalty):
     for logits in rows():
         expected = theirs(reference.RepetitionPenaltyLogitsProcessor(penalty), logits.clone())
-        assert torch.equal(penalise_repetition(logits, SEEN, penalty), expected)
+        assert torch.equal(ours(logits, repetition_penalty=penalty), expected)
+
+
+ALL = {"temperature": 0.7, "top_k": 50, "top_p": 0.9, "min_p": 0.02, "repetition_penalty": 1.2}
+
+
+def chain(params):
+    """What transformers does about a request, in its order."""
+    if params.repetition_penalty != 1:
+        yield reference.RepetitionPenaltyLogitsProcessor(params.repetition_penalty)
+    if params.temperature:
+        yield reference.TemperatureLogitsWarper(params.temperature)
+        if params.top_k:
+            yield reference.TopKLogitsWarper(params.top_k)
+        if params.top_p < 1:
+            yield reference.TopPLogitsWarper(params.top_p)
+        if params.min_p:
+            yield reference.MinPLogitsWarper(params.min_p)
 
 
 def test_all_filters_together_equal_transformers():
-    params = SamplingParams(temperature=0.7, top_k=50, top_p=0.9, min_p=0.02, repetition_penalty=1.2)
-    chain = [
-        reference.RepetitionPenaltyLogitsProcessor(1.2),
-        reference.TemperatureLogitsWarper(0.7),
-        reference.TopKLogitsWarper(50),
-        reference.TopPLogitsWarper(0.9),
-        reference.MinPLogitsWarper(0.02),
-    ]
     for logits in rows():
         expected = logits.clone()
-        for processor in chain:
+        for processor in chain(SamplingParams(**ALL)):
             expected = theirs(processor, expected)
-        assert torch.equal(filter_logits(logits, SEEN, params), expected)
+        assert torch.equal(ours(logits, **ALL), expected)
+
+
+WISHES = [
+    {},
+    {"repetition_penalty": 1.5},
+    {"temperature": 0.3},
+    {"temperature": 3.0, "top_k": 4},
+    {"temperature": 0.9, "top_k": 1000, "top_p": 0.7},
+    {"temperature": 1.1, "min_p": 0.3, "repetition_penalty": 0.8},
+    {"top_k": 7, "top_p": 0.2, "min_p": 0.9},
+    ALL,
+]
+
+
+class Alone:
+    """One request's tokens, the slow and obvious way: transformers' filters, and torch's own draw."""
+
+    def __init__(self, params):
+        self.params = params
+        self.generator = torch.Generator().manual_seed(params.seed)
+
+    def next(self, logits, ids):
+        for processor in chain(self.params):
+            logits = processor(torch.tensor([ids]), logits[None])[0]
+        if not self.params.temperature:
+            return int(logits.argmax())
+        return int(torch.multinomial(logits.softmax(-1), 1, generator=self.generator))
+
+
+def test_rows_together_have_the_tokens_that_each_has_alone():
+    """Whoever shares the batch, and in whichever order: the draws of a seed are those of torch's multinomial."""
+    order = torch.Generator().manual_seed(1)
+    every = [SamplingParams(seed=place, **wish) for place, wish in enumerate(WISHES)]
+    together, alone = [Sampler(params, CPU) for params in every], [Alone(params) for params in every]
+    for number in range(40):
+        some = torch.randperm(len(every), generator=order)[: 1 + number % len(every)].tolist()
+        logits = torch.randn(len(some), 200, generator=order) * 3
+        before, ids = logits.clone(), [torch.randint(200, (1 + number,), generator=order).tolist() for _ in some]
+        found = sample_rows(Scores(logits), [(together[each], seen) for each, seen in zip(some, ids, strict=True)])
+        expected = [alone[each].next(*row) for each, row in zip(some, zip(logits, ids, strict=True), strict=True)]
+        assert found == expected, [WISHES[each] for each in some]
+        assert logits.equal(before)
+
+
+def test_what_has_been_found_of_the_likeliest_is_not_looked_for_again():
+    found = torch.tensor([[7.0, 8.0], [1.5, -2.0]], dtype=torch.float64)
+    greedy = Sampler(SamplingParams(), CPU)
+    assert sample_rows(Scores(torch.zeros(2, 10), found), [(greedy, [1]), (greedy, [2])]) == [7, 8]
+
+
+@pytest.mark.parametrize("value", [torch.nan, torch.inf, -torch.inf])
+@pytest.mark.parametrize("wish", WISHES)
+def test_a_row_without_a_largest_number_is_an_error_beside_the_others_tokens(value, wish):
+    logits = torch.randn(3, 200)
+    logits[1] = value
+    samplers = [Sampler(SamplingParams(seed=1, **each), CPU) for each in ({}, wish, ALL)]
+    tokens = sample_rows(Scores(logits), [(sampler, SEEN) for sampler in samplers])
+    assert [type(token) for token in tokens] == [int, ModelError, int]
+    assert f"the largest logit is {value}" in str(tokens[1])
 
 
 def test_top_p_keeps_the_tokens_that_reach_it():
     logits = torch.tensor([0.5, 0.3, 0.15, 0.05]).log()
-    assert keep_top_p(logits, 0.8).isfinite().tolist() == [True, True, False, False]
+    assert ours(logits, top_p=0.8).isfinite().tolist() == [True, True, False, False]
 
 
 def test_filters_leave_their_input_alone():

@@ -36,7 +36,8 @@ class Work:
     is not in it. `operators`: how often each ran, by name; `num_operators` is their sum, views included.
     `allocated_bytes`: all memory that was taken; a view takes none. `peak_bytes`: the most of it that was held at one
     time. `retained_bytes`: what is still held when the call returns, its result included. On a CPU bytes are those of
-    the tensors, on CUDA those of torch's allocator, which rounds up. `num_kernel_launches`: CUDA only.
+    the tensors, on CUDA those of torch's allocator, which rounds up. `num_kernel_launches`: CUDA only, a captured graph
+    is one; `num_graph_launches` of them were such.
     `num_graph_breaks`: those of what the warm-ups compiled, None if they compiled nothing.
     """
 
@@ -47,6 +48,7 @@ class Work:
     peak_bytes: int
     retained_bytes: int
     num_kernel_launches: int | None
+    num_graph_launches: int | None
     num_graph_breaks: int | None
 
     def counts(self) -> dict[str, int]:
@@ -78,7 +80,7 @@ def count_work(
     prepare()
     result, counted = _count_operators(call)
     return result, Work(
-        **{"num_kernel_launches": None, **counted, **on_device},
+        **{"num_kernel_launches": None, "num_graph_launches": None, **counted, **on_device},
         num_graph_breaks=num_graph_breaks,
     )
 

@@ -20,6 +20,7 @@ _WHY = {
     "commit unknown": "The results do not say which commit they measured.",
     "one-time": "Something was compiled or captured inside a sample. That is paid once, and part of the number.",
     "leak": "The benchmark left memory on the GPU. What is measured after it has less, and a long run has none left.",
+    "engine": "The engine did not run as its options say, and says why. The numbers are those of what ran.",
     "step": "The samples jump within the series, as when a processor throttles. The median is of two states.",
     "drift": "The samples have a trend. The value depends on when one stopped.",
     "warm-up": "The first samples may still have been warming up.",

@@ -1,7 +1,8 @@
-"""What is paid once: compilations by `torch.compile` and captures of CUDA graphs, told apart from what is sampled.
+"""What is paid once: compilations by `torch.compile` and Triton, captures of CUDA graphs; told apart from samples.
 
-Knows the accounts that torch keeps of its own compiler, and that a capture has a begin and an end. Loads nothing:
-without torch's compiler in the process nothing was compiled. Refuses to know what runs, and on which device.
+Knows the accounts that torch keeps of its own compiler, that Triton tells a listener of each kernel, and that a capture
+has a begin and an end. Loads nothing: without torch's compiler in the process nothing was compiled. Refuses to know
+what runs, and on which device.
 """
 
 import contextlib
@@ -18,11 +19,13 @@ class OneTime:
 
     num_compilations: int = 0
     compile_s: float = 0.0
+    num_kernels: int = 0
+    kernel_s: float = 0.0
     num_captures: int = 0
     capture_s: float = 0.0
 
     def __bool__(self) -> bool:
-        return bool(self.num_compilations or self.num_captures)
+        return bool(self.num_compilations or self.num_kernels or self.num_captures)
 
     def __add__(self, other: "OneTime") -> "OneTime":
         return OneTime(**{name: mine + getattr(other, name) for name, mine in self.as_dict().items()})
@@ -40,10 +43,11 @@ class OneTime:
     def __str__(self) -> str:
         kinds = (
             (self.num_compilations, "compilation", self.compile_s),
+            (self.num_kernels, "kernel compilation", self.kernel_s),
             (self.num_captures, "CUDA graph capture", self.capture_s),
         )
         told = [f"{num} {what}{'s' * (num > 1)} ({seconds:.2g} s)" for num, what, seconds in kinds if num]
-        return " and ".join(told) or "nothing"
+        return ", ".join([*told[:-2], " and ".join(told[-2:])]) if told else "nothing"
 
 
 class Captures:
@@ -76,7 +80,31 @@ class Captures:
             graph.capture_begin, graph.capture_end = begin, end
 
 
-CAPTURES = Captures()
+class Kernels:
+    """Counts the kernels that Triton compiles while it listens; those that it finds on disk cost next to nothing."""
+
+    def __init__(self) -> None:
+        self.num, self.seconds = 0, 0.0
+
+    @contextlib.contextmanager
+    def listening(self, knobs: Any) -> Iterator[None]:
+        """As the listener in `triton.knobs`, for as long as the block runs; one that was there hears everything."""
+        earlier = knobs.compilation.listener
+
+        def listen(*, times: Any, cache_hit: bool, **what: Any) -> None:
+            self.num += not cache_hit
+            self.seconds += 0 if cache_hit else times.total / 1e6
+            if earlier is not None:
+                earlier(times=times, cache_hit=cache_hit, **what)
+
+        knobs.compilation.listener = listen
+        try:
+            yield
+        finally:
+            knobs.compilation.listener = earlier
+
+
+CAPTURES, KERNELS = Captures(), Kernels()
 """Of this process, as torch's own account of its compiler is."""
 
 
@@ -84,7 +112,12 @@ def spent() -> OneTime:
     """All that this process has paid so far, as far as anybody looked."""
     took_s = _compilations_s()
     return OneTime(
-        num_compilations=len(took_s), compile_s=sum(took_s), num_captures=CAPTURES.num, capture_s=CAPTURES.seconds
+        num_compilations=len(took_s),
+        compile_s=sum(took_s),
+        num_kernels=KERNELS.num,
+        kernel_s=KERNELS.seconds,
+        num_captures=CAPTURES.num,
+        capture_s=CAPTURES.seconds,
     )
 
 

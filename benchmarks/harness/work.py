@@ -185,6 +185,8 @@ class CountWork:
         counted = work.counts() | _tokens_of_last_step(at.emissions, at.num_prompt_tokens)
         counted |= self._subject.held(**at.options)
         self.details["operators"][arm] = dict(work.operators)
+        if work.num_graph_launches is not None:
+            self.details.setdefault("num_graph_launches", {})[arm] = work.num_graph_launches
         self._add(arm, counted)
 
     def _add(self, arm: str, counted: Mapping[str, int | None]) -> None:

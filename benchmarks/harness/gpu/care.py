@@ -5,8 +5,10 @@ words it is told (`memory.py`), and how a result is kept (`publishing.py`).
 """
 
 import contextlib
+import importlib
+import importlib.util
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import pytest
@@ -14,7 +16,7 @@ import pytest
 from benchmarks.harness.fixtures import measured_of
 from benchmarks.harness.gpu.driver import Gpu, NoGpu
 from benchmarks.harness.gpu.memory import Kept, is_out_of_memory, let_go, out_of_memory
-from benchmarks.harness.one_time import CAPTURES
+from benchmarks.harness.one_time import CAPTURES, KERNELS
 from benchmarks.harness.publishing import publish_undefined
 from benchmarks.harness.results import Flag
 from benchmarks.harness.stash import RESUMED
@@ -54,9 +56,11 @@ def _care_on_gpu(item: pytest.Function, measured: Any, gpu: Gpu) -> Iterator[Non
     subject: Any = item.funcargs["model"]
     gpu.reset_memory()
     before_bytes = gpu.held_bytes()
-    with _captures_watched():
+    with _captures_watched(), _compilations_heard():
         yield
     peak_bytes = gpu.peak_bytes()
+    notes: Sequence[str] = getattr(subject, "notes", list)()
+    measured.flags += [Flag(kind="engine", arm="", what=note) for note in notes]
     subject.release()
     kept = Kept(before_bytes=before_bytes, after_bytes=gpu.held_bytes(), peak_bytes=peak_bytes)
     measured.details["device_memory"] = kept.as_dict()
@@ -70,6 +74,13 @@ def _captures_watched() -> contextlib.AbstractContextManager[None]:
     """Where torch is loaded; without it nothing is captured."""
     graphs: Any = sys.modules.get("torch.cuda.graphs")
     return CAPTURES.watching(graphs.CUDAGraph) if graphs else contextlib.nullcontext()
+
+
+def _compilations_heard() -> contextlib.AbstractContextManager[None]:
+    """Where Triton is installed."""
+    if importlib.util.find_spec("triton") is None:
+        return contextlib.nullcontext()
+    return KERNELS.listening(importlib.import_module("triton.knobs"))
 
 
 def _give_up(item: pytest.Function, measured: Any, gpu: Gpu, words: str) -> None:

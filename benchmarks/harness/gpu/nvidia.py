@@ -18,6 +18,9 @@ from benchmarks.harness.gpu.readings import DeviceWork, ForeignProcess, GpuState
 KERNEL_LAUNCH = re.compile(r"(cuda|cu)Launch(Cooperative)?Kernel(Ex|ExC)?(_v\d+)?|(cuda|cu)GraphLaunch(_v\d+)?")
 """Names of the driver's and the runtime's calls that put work on a GPU; a captured graph is one launch."""
 
+GRAPH_LAUNCH = re.compile(r"(cuda|cu)GraphLaunch(_v\d+)?")
+"""Those of them that launch a captured graph."""
+
 _THROTTLE_REASONS = {
     0x001: "idle",
     0x002: "application clocks setting",
@@ -173,11 +176,13 @@ class NvidiaGpu:
             after = torch.cuda.memory_stats(self.device)
             del result
         level = before["allocated_bytes.all.current"]
+        names = [event.name for event in profiler.events()]
         return DeviceWork(
             allocated_bytes=after["allocated_bytes.all.allocated"] - before["allocated_bytes.all.allocated"],
             peak_bytes=after["allocated_bytes.all.peak"] - level,
             retained_bytes=after["allocated_bytes.all.current"] - level,
-            num_kernel_launches=sum(KERNEL_LAUNCH.fullmatch(event.name) is not None for event in profiler.events()),
+            num_kernel_launches=sum(map(bool, map(KERNEL_LAUNCH.fullmatch, names))),
+            num_graph_launches=sum(map(bool, map(GRAPH_LAUNCH.fullmatch, names))),
         )
 
     def _read(self, name: str, *arguments: Any) -> Any:

@@ -68,9 +68,13 @@ class PeakMemory:
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class DeviceWork:
-    """What one call did on a GPU: memory of torch's allocator, which rounds up, and launches of kernels."""
+    """What one call did on a GPU: memory of torch's allocator, which rounds up, and launches of kernels.
+
+    The launch of a captured graph is one, however many kernels are in it; `num_graph_launches` of all were such.
+    """
 
     allocated_bytes: int
     peak_bytes: int
     retained_bytes: int
     num_kernel_launches: int
+    num_graph_launches: int = 0

@@ -206,6 +206,10 @@ class NanoserveSubject(PrefixCaches):
         self._engines.clear()
         self._twin = self._kv_reads = None
 
+    def notes(self) -> list[str]:
+        """What did not go as the engines' options meant it to, in a sentence each."""
+        return [note for engine in self._engines.values() for note in getattr(engine, "notes", ())]
+
     def held(self, **arm: Any) -> dict[str, int | None]:
         """See `work.CountedSubject`."""
         engine = self._engine(**arm)
@@ -266,9 +270,11 @@ def _make_engine(loaded: "LoadedModel", arm: Mapping[str, Any]) -> "Engine":
     except TypeError as error:
         raise _without(arm, error) from None
     try:
-        return Engine(loaded, **arm)
+        engine = Engine(loaded, **arm)
     except ConfigError as error:
         raise _without(arm, error) from error
+    getattr(engine, "warm_up", int)()  # what is recorded once is no part of any latency
+    return engine
 
 
 def _without(arm: Mapping[str, Any], error: Exception, probe: str | None = None) -> MissingFeatureError:
