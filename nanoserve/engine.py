@@ -71,7 +71,7 @@ class Engine:
             settings = dataclasses.replace(settings, num_blocks=self.pool_plan.num_blocks)
         space = (loaded.config, loaded.weights, str(loaded.dtype))
         self._scheduler = make_scheduler(settings, config.prefix_policy(is_static=settings.is_static), space)
-        recorder = choose_recorder(config.graphs, loaded.device, self.attention)
+        recorder = choose_recorder(config.graphs, loaded, self.attention)
         self._memory = make_memory(loaded, config.cache, settings, self.attention, has_spare=recorder is not None)
         self._replays = make_replays(recorder, loaded, self._memory, settings)
         self._answers = Answers(self.tokenizer, loaded.device)

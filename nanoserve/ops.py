@@ -25,6 +25,10 @@ class Ops(Protocol):
         """Token ids, or positions where those are learned, [rows] -> hidden states [rows, hidden]."""
         ...
 
+    def add(self, left: torch.Tensor, right: torch.Tensor) -> torch.Tensor:
+        """Left + right. The left may be overwritten."""
+        ...
+
     def norm(self, inputs: torch.Tensor, norm: nn.RMSNorm) -> torch.Tensor:
         """Root mean square norm (arXiv:1910.07467) over the last dimension."""
         ...
@@ -82,6 +86,9 @@ class TorchOps:
 
     def embed(self, token_ids: torch.Tensor, embedding: nn.Embedding) -> torch.Tensor:
         return F.embedding(token_ids, embedding.weight)
+
+    def add(self, left: torch.Tensor, right: torch.Tensor) -> torch.Tensor:
+        return left + right
 
     def norm(self, inputs: torch.Tensor, norm: nn.RMSNorm) -> torch.Tensor:
         return F.rms_norm(inputs, norm.normalized_shape, norm.weight, norm.eps)

@@ -10,7 +10,7 @@ Reference: CUDA graphs (CUDA C++ Programming Guide); buckets of batch sizes as i
 
 import itertools
 from collections.abc import Callable, Sequence
-from typing import Any, Protocol, TypeVar
+from typing import Any, Protocol, TypeVar, cast
 
 import torch
 
@@ -35,6 +35,13 @@ _EVERY = 8
 class Recorder(Protocol):
     """What can do again, faster, what it has seen done."""
 
+    sees_torch: bool
+    """Whether torch's own operations are recorded; otherwise only those of the model's `ops` may run meanwhile."""
+
+    def sizes(self, max_running: int) -> Sequence[int]:
+        """Numbers of requests that are worth a recording, smallest first; the last is the most that may run."""
+        ...
+
     def record(self, run: Callable[[], T]) -> Callable[[], T]:
         """Run it, once or more, and return what does the same again with whatever lies at the same addresses then.
 
@@ -47,10 +54,16 @@ class Recorder(Protocol):
 class CudaGraphRecorder:
     """Captures CUDA graphs, which share one pool of memory: they never run beside each other."""
 
+    sees_torch = True
+
     def __init__(self, device: torch.device, cuda: Any = torch.cuda) -> None:
         self._device, self._cuda = device, cuda
         with cuda.device(device):
             self._stream, self._pool = cuda.Stream(), cuda.graph_pool_handle()
+
+    def sizes(self, max_running: int) -> list[int]:
+        """See `buckets`: a graph takes memory."""
+        return buckets(max_running)
 
     def record(self, run: Callable[[], T]) -> Callable[[], T]:
         """See `Recorder`. What is compiled or allocated at first use is so in a run before, on the same stream."""
@@ -72,14 +85,16 @@ class CudaGraphRecorder:
         return replay
 
 
-def choose_recorder(graphs: str, device: torch.device, attention: str) -> Recorder | None:
+def choose_recorder(graphs: str, loaded: LoadedModel, attention: str) -> Recorder | None:
     """`graphs`, one of `config.GRAPHS`, as what will record; None where every step runs eagerly.
 
-    On a GPU, with a kernel that reads blocks where they are: what gathers them has other sizes in every step.
+    With a kernel that reads blocks where they are: what gathers them has other sizes in every step.
     """
-    if graphs == "auto" and device.type == "cuda" and attention == "triton":
-        return CudaGraphRecorder(device)
-    return None
+    if graphs == "off":
+        return None
+    if attention == "native":
+        return cast(Recorder, loaded.ops)
+    return CudaGraphRecorder(loaded.device) if loaded.device.type == "cuda" and attention == "triton" else None
 
 
 def make_replays(
@@ -101,14 +116,16 @@ def buckets(max_running: int) -> list[int]:
 class Inputs:
     """What recorded steps read: token ids, positions, slots and contexts [4, rows], and tables [rows, blocks].
 
-    A recording of n rows reads the first n. Tables are as wide as the longest request may need, 4 bytes a block: what
-    lies behind a request's own is not read. Of a step only the tables go there that are not there yet: a request has a
-    new block once in many steps.
+    A recording of n rows reads the first n; contexts, and lines for slots, are there once more as kernels read them.
+    Tables are as wide as the longest request may need, 4 bytes a block: what lies behind a request's own is not read.
+    Of a step only the tables go there that are not there yet: a request has a new block once in many steps.
     """
 
     def __init__(self, pool: PagedPool, max_rows: int, max_blocks: int) -> None:
         self._pool = pool
         self._rows = torch.zeros((4, max_rows), dtype=torch.int64, device=pool.device)
+        self._contexts = torch.zeros(max_rows, dtype=torch.int32, device=pool.device)
+        self._lines = torch.zeros(max_rows * pool.num_heads, dtype=torch.int64, device=pool.device)
         self._tables = torch.zeros((max_rows, max_blocks), dtype=torch.int32, device=pool.device)
         self._held: list[list[int]] = [[] for _ in range(max_rows)]
 
@@ -124,7 +141,9 @@ class Inputs:
         new_there = ints.put(new)
         ints.put(_chained(blocks + [0] * (width - len(blocks)) for blocks in new.values()))
         sent = ints.send(self._pool.device)
-        self._rows[:, :size].copy_(sent[rows_there].view(4, size))
+        _, _, slots, contexts = self._rows[:, :size].copy_(sent[rows_there].view(4, size))
+        self._contexts[:size].copy_(contexts)
+        self._lines[: size * self._pool.num_heads].copy_(self._pool.lines_to_write(slots))
         if new:
             tables_there = sent[new_there.stop :].view(-1, width).int()
             self._tables[:, :width].index_copy_(0, sent[new_there], tables_there)
@@ -133,8 +152,9 @@ class Inputs:
 
     def first(self, size: int, backend: str) -> tuple[torch.Tensor, torch.Tensor, DecodeStep]:
         """Token ids, positions, and where keys and values go."""
-        token_ids, positions, slots, contexts = self._rows[:, :size]
-        kv = DecodeStep(self._pool, slots, self._tables[:size], contexts.int(), backend)
+        token_ids, positions = self._rows[:2, :size]
+        lines = self._lines[: size * self._pool.num_heads]
+        kv = DecodeStep(self._pool, lines, self._tables[:size], self._contexts[:size], backend)
         return token_ids, positions, kv
 
 
@@ -162,7 +182,7 @@ class Replays:
         pool = memory.pool
         assert memory.in_place is not None, "what gathers blocks cannot be recorded"
         self._recorder, self._model, self._pool, self._backend = recorder, model, pool, memory.in_place
-        self._buckets = buckets(max_running)
+        self._buckets = recorder.sizes(max_running)
         self._inputs = Inputs(pool, max_running, min(-(-max_context // pool.block_size), pool.num_blocks))
         self._recorded: dict[int, Callable[[], Scores]] = {}
         self.notes: list[str] = []
@@ -178,8 +198,7 @@ class Replays:
             return None
         logits, found = self._recorded[size]()
         num = sum(each.samples for each in scheduled)
-        assert found is not None
-        return Scores(logits[:num], found[:, :num])
+        return Scores(logits[:num], None if found is None else found[:, :num])
 
     @torch.inference_mode()
     def warm_up(self) -> int:
@@ -202,4 +221,4 @@ class Replays:
     def _step(self, size: int) -> Scores:
         token_ids, positions, kv = self._inputs.first(size, self._backend)
         logits = self._model.compute_logits(self._model(token_ids, positions, kv))
-        return Scores(logits, likeliest(logits))
+        return Scores(logits, likeliest(logits) if self._recorder.sees_torch else None)

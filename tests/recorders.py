@@ -11,6 +11,8 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
+from nanoserve.replay import buckets
+
 
 class _Tape(TorchDispatchMode):
     def __init__(self):
@@ -33,6 +35,9 @@ def tensors(tree):
 
 class TapeRecorder:
     """Records operators, and runs them again on the same memory."""
+
+    sees_torch = True
+    sizes = staticmethod(buckets)
 
     def __init__(self):
         self.num_records = self.num_replays = 0
@@ -58,6 +63,9 @@ class TapeRecorder:
 class RerunRecorder:
     """Runs the same again, and returns the same memory each time: for kernels that no dispatcher sees."""
 
+    sees_torch = True
+    sizes = staticmethod(buckets)
+
     def record(self, run):
         result = run()
 
@@ -70,6 +78,9 @@ class RerunRecorder:
 
 
 class BrokenRecorder:
+    sees_torch = True
+    sizes = staticmethod(buckets)
+
     def __init__(self):
         self.num_tries = 0
 

@@ -53,7 +53,7 @@ ENGINE = {
     "ops": "attention cache.kv torch",
     "cpu": "",
     "cpu.build": "errors",
-    "cpu.native": "attention cache.kv ops torch",
+    "cpu.native": "attention cache.kv errors ops torch",
     "fused": "ops torch",
     "models": "",
     "models.*": "config attention cache.kv ops models.* torch",

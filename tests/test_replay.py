@@ -2,6 +2,7 @@
 
 import contextlib
 import random
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -243,7 +244,7 @@ def swapped(self, scheduled, size, right=replay.Inputs.fill):
 def one_too_many(self, scheduled, size, right=replay.Inputs.fill):
     """Each request sees a position that it does not have."""
     right(self, scheduled, size)
-    self._rows[3] += 1
+    self._contexts += 1
 
 
 @pytest.mark.parametrize("fault", [frozen, into_block_0, one_too_many, swapped])
@@ -289,12 +290,12 @@ def test_a_graph_is_captured_after_a_run_on_the_same_stream_and_replayed_alone()
     [("off", "cuda:0", "triton"), ("auto", "cpu", "triton"), ("auto", "cuda:0", "sdpa")],
 )
 def test_nothing_is_recorded_where_it_is_off_or_cannot_be(graphs, device, backend):
-    assert choose_recorder(graphs, torch.device(device), backend) is None
+    assert choose_recorder(graphs, SimpleNamespace(device=torch.device(device)), backend) is None
 
 
 def test_graphs_are_captured_on_a_gpu_with_a_kernel_that_reads_in_place(monkeypatch):
     monkeypatch.setattr(replay, "CudaGraphRecorder", lambda device: f"records on {device}")
-    assert choose_recorder("auto", torch.device("cuda", 1), "triton") == "records on cuda:1"
+    assert choose_recorder("auto", SimpleNamespace(device=torch.device("cuda", 1)), "triton") == "records on cuda:1"
 
 
 def test_an_engine_without_recordings_has_nothing_to_warm_up(loaded):

@@ -67,7 +67,7 @@ class PagedPool:
         self._layers = [(layer[0], layer[1]) for layer in self._buffer]
         self._lines = [(layer[0].flatten(0, 1), layer[1].flatten(0, 1)) for layer in self._buffer]
         self._workspace = torch.empty((2, 0, config.head_dim), dtype=dtype, device=device)
-        self._heads = torch.arange(config.num_kv_heads, device=device) * num_slots
+        self._heads, self.num_heads = torch.arange(config.num_kv_heads, device=device) * num_slots, config.num_kv_heads
         self.block_size, self.num_blocks, self.device = block_size, num_blocks, device
         self.spare_block, self._store = num_blocks, store
 
@@ -173,13 +173,13 @@ class PagedStep:
 
 
 class DecodeStep:
-    """One new position of each request, whose slots, tables and contexts are on the device already, all in place."""
+    """One new position of each request; lines to write, tables and contexts are on the device already, all in place."""
 
     def __init__(
-        self, pool: PagedPool, slots: torch.Tensor, tables: torch.Tensor, contexts: torch.Tensor, backend: str
+        self, pool: PagedPool, lines: torch.Tensor, tables: torch.Tensor, contexts: torch.Tensor, backend: str
     ) -> None:
-        self._pool, self._writes = pool, pool.lines_to_write(slots)
-        rows = slice(0, len(slots))
+        self._pool, self._writes = pool, lines
+        rows = slice(0, len(contexts))
         self._in_blocks = functools.partial(
             InBlocks, rows=rows, tables=tables, contexts=contexts, block_size=pool.block_size, backend=backend
         )

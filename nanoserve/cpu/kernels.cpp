@@ -16,7 +16,7 @@ namespace {
 
 using Kernel = void (*)(const Op&, Team);
 const Kernel KERNELS[] = {linear, embed, rms_norm, angles, rotate, gate, store, attend, pack<bf16>, pack<int8_t>,
-                          layer_norm, gelu};
+                          layer_norm, gelu, add};
 
 // Wait until all threads are here. OpenMP's own barrier goes on spinning when a thread has lost its core to somebody.
 struct Barrier {

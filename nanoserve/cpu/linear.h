@@ -37,6 +37,7 @@ void sum_int8(const Op& op, const Quantized& inputs, int64_t panel, int64_t grou
 void sum_bf16(const Op& op, std::vector<bf16>& wide, int64_t panel, int64_t group, float* sums) {
   constexpr int64_t CHUNK = 2048;
   const int64_t num_rows = op.n[0], num_inputs = op.n[1], padded = (num_rows + ROWS - 1) / ROWS * ROWS;
+  const int64_t tiles = padded / ROWS, most = (num_rows + tiles - 1) / tiles;  // no tile of a row or two is left over
   const bool is_int8 = op.at[5];
   for (int64_t from = 0; from < num_inputs; from += CHUNK) {
     const int64_t num = std::min(CHUNK, num_inputs - from), place = (panel * num_inputs + from) * PANEL;
@@ -47,8 +48,8 @@ void sum_bf16(const Op& op, std::vector<bf16>& wide, int64_t panel, int64_t grou
       for (int64_t i = 0; i < group; i++)
         widen_int8((const int8_t*)op.at[1] + place + i * num_inputs * PANEL, &wide[i * apart], apart);
     }
-    for (int64_t row = 0; row < num_rows; row += ROWS) {
-      const int64_t some = std::min(ROWS, num_rows - row);
+    for (int64_t row = 0; row < num_rows; row += most) {
+      const int64_t some = std::min(most, num_rows - row);
       const bool streams = some <= MOST_STREAMED && group == 4;
       for (int64_t i = 0; i < group; i += streams ? 4 : 1)
         (streams ? STREAMS : TILES)[some]((const bf16*)op.at[0] + row * op.n[3] + from, op.n[3], at + i * apart, apart,

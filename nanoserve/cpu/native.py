@@ -8,28 +8,29 @@ twice. What was called can be recorded, and run again as one call.
 import ctypes
 import dataclasses
 import math
+import struct
 from collections.abc import Callable, Sequence
+from typing import Any, TypeVar
 
 import torch
 from torch import nn
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from nanoserve.attention import attend_some
 from nanoserve.cache.kv import InBlocks, Stored
+from nanoserve.errors import KernelError
 from nanoserve.ops import Rope
 
+T = TypeVar("T")
+
 _PANEL = 32
-LINEAR, EMBED, RMS_NORM, ANGLES, ROTATE, GATE, STORE, ATTEND, PACK, PACK_INT8, LAYER_NORM, GELU = range(12)
+LINEAR, EMBED, RMS_NORM, ANGLES, ROTATE, GATE, STORE, ATTEND, PACK, PACK_INT8, LAYER_NORM, GELU, ADD = range(13)
 
 
-class Op(ctypes.Structure):
-    """One operation, as `kernels.cpp` declares it."""
+_OP = struct.Struct("q d 8Q 10q")
+"""One operation, as `kernels.cpp` declares it: kind, scale, addresses, numbers."""
 
-    _fields_ = (
-        ("kind", ctypes.c_int64),
-        ("scale", ctypes.c_double),
-        ("at", ctypes.c_void_p * 8),
-        ("n", ctypes.c_int64 * 10),
-    )
+_NOTHING = (0,) * 10
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -78,15 +79,17 @@ class Arena:
 class NativeOps:
     """See `Ops`, for bfloat16 on a CPU. Results lie in buffers that the next call of the same operation overwrites."""
 
+    sees_torch = False
+
     def __init__(self, library: ctypes.CDLL, *, is_int8: bool = False) -> None:
         self._call = library.nanoserve_run
-        self._call.argtypes = (ctypes.c_void_p, ctypes.c_int64, ctypes.c_int64)
+        self._call.argtypes = (ctypes.c_char_p, ctypes.c_int64, ctypes.c_int64)
         self._call.restype = None
         self._is_int8 = is_int8
         self._arena = Arena()
         self._packed: dict[nn.Module, Packed] = {}
         self._buffers: dict[str, torch.Tensor] = {}
-        self._tape: list[tuple[Op, Sequence[torch.Tensor | None]]] | None = None
+        self._tape: list[tuple[bytes, Sequence[torch.Tensor | None]]] | None = None
         self._ends = torch.zeros(3, dtype=torch.int32)
 
     def embed(self, token_ids: torch.Tensor, embedding: nn.Embedding) -> torch.Tensor:
@@ -94,6 +97,10 @@ class NativeOps:
         out = self._buffer(f"embed-{id(embedding)}", (len(token_ids), table.num_inputs))
         self._run(EMBED, (token_ids, table.panels, out, table.scales), out.shape)
         return out
+
+    def add(self, left: torch.Tensor, right: torch.Tensor) -> torch.Tensor:
+        self._run(ADD, (left, right), left.shape)
+        return left
 
     def norm(self, inputs: torch.Tensor, norm: nn.RMSNorm) -> torch.Tensor:
         """Heads [rows, heads, head_dim] are overwritten."""
@@ -193,27 +200,32 @@ class NativeOps:
         return held[:num].view(shape)
 
     def _run(self, kind: int, at: Sequence[torch.Tensor | None], counts: Sequence[int], scale: float = 0.0) -> None:
-        places = (None if each is None else each.data_ptr() for each in at)
-        op = Op(kind, scale, (ctypes.c_void_p * 8)(*places), (ctypes.c_int64 * 10)(*counts))
-        self._call(ctypes.addressof(op), 1, torch.get_num_threads())
+        places = [0 if each is None else each.data_ptr() for each in at]
+        op = _OP.pack(kind, scale, *places, *_NOTHING[: 8 - len(places)], *counts, *_NOTHING[: 10 - len(counts)])
+        self._call(op, 1, torch.get_num_threads())
         if self._tape is not None:
             self._tape.append((op, at))
 
-    def record(self, run: Callable[[], torch.Tensor]) -> Callable[[], torch.Tensor]:
-        """Run it once, and return what runs its operations again, on what then lies where their inputs lay.
+    def sizes(self, max_running: int) -> Sequence[int]:
+        """See `replay.Recorder`: a recording is a list of some hundred operations."""
+        return range(1, max_running + 1)
 
-        Everything that `run` computes has to be one of these operations.
+    def record(self, run: Callable[[], T]) -> Callable[[], T]:
+        """See `replay.Recorder`. Raises KernelError where torch computes something meanwhile: it would not be on tape.
+
+        What is called first makes buffers and packs matrices, so it runs once before.
         """
+        run()
         self._tape = []
         try:
-            result = run()
-            tape, kept = (Op * len(self._tape))(*(op for op, _ in self._tape)), [at for _, at in self._tape]
+            with _ViewsOnly():  # type: ignore[no-untyped-call]
+                result = run()
+            tape, kept = b"".join(op for op, _ in self._tape), [at for _, at in self._tape]
         finally:
             self._tape = None
 
-        def replay() -> torch.Tensor:
-            assert len(kept) == len(tape), "the tensors whose addresses are on the tape"
-            self._call(ctypes.addressof(tape), len(tape), torch.get_num_threads())
+        def replay() -> T:
+            self._call(tape, len(kept), torch.get_num_threads())  # what is kept are the tensors whose addresses it has
             return result
 
         return replay
@@ -248,6 +260,15 @@ class NativeOps:
             for matrix, weight in zip(packed.matrices, packed.weights(), strict=True)
         }
         return model.state_dict() | unpacked
+
+
+class _ViewsOnly(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """Refuses every operation of torch that computes something."""
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if not func.is_view:
+            raise KernelError(f"{func} is not among the compiled kernels")
+        return func(*args, **(kwargs or {}))
 
 
 def quantize(weight: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:

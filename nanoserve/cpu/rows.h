@@ -37,6 +37,14 @@ void layer_norm(const Op& op, Team team) {
   }
 }
 
+// left += right. at: left, right. n: rows, width.
+void add(const Op& op, Team team) {
+  bf16* left = (bf16*)op.at[0];
+  const bf16* right = (const bf16*)op.at[1];
+  for (int64_t i = team.begin(op.n[0]) * op.n[1]; i < team.end(op.n[0]) * op.n[1]; i++)
+    left[i] = narrow(widen(left[i]) + widen(right[i]));
+}
+
 // out [rows, width] = gelu(inputs), by its tanh formula. at: inputs, out. n: rows, width.
 void gelu(const Op& op, Team team) {
   const bf16* in = (const bf16*)op.at[0];

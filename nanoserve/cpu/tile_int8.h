@@ -1,8 +1,8 @@
 // The tile for matrices in 8 bits: their numbers are widened in registers, and memory gives half as many bytes.
 //
 // For up to 12 rows inputs become 16-bit numbers, 64 of them at a time with a scale of their own: 32767 steps to the
-// largest, finer than bfloat16 near it. Products are exact integers, and float32 sums go over groups in one order, as in
-// `tile.h`. For more rows integers would be slower: matrices become bfloat16, a chunk at a time, and the usual tile
+// largest, finer than bfloat16 near it. Products are exact integers, and float32 sums go over groups in one order, as
+// in `tile.h`. For more rows integers would be slower: matrices become bfloat16, a chunk at a time, and the usual tile
 // takes them. So with int8 a row depends, in its last bits, on whether more than 12 rows ran.
 
 #pragma once

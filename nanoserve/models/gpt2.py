@@ -60,7 +60,7 @@ class Transformer(nn.Module):
         self.ln_f = nn.LayerNorm(config.hidden_size, eps=config.norm_eps)
 
     def forward(self, token_ids: torch.Tensor, positions: torch.Tensor, cache: KVStep) -> torch.Tensor:
-        hidden = self.ops.embed(token_ids, self.wte) + self.ops.embed(positions, self.wpe)
+        hidden = self.ops.add(self.ops.embed(token_ids, self.wte), self.ops.embed(positions, self.wpe))
         for block in self.h:
             hidden = block(hidden, cache)
         return self.ops.layer_norm(hidden, self.ln_f)

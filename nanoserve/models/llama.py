@@ -7,6 +7,7 @@ operation (`ops.py`).
 Reference: "LLaMA" (arXiv:2302.13971), "RoFormer" (arXiv:2104.09864), transformers' modeling_llama for the numerics.
 """
 
+import functools
 import math
 from collections.abc import Callable
 
@@ -137,6 +138,7 @@ def _linear(num_inputs: int, num_outputs: int, bias: bool = False) -> nn.Linear:
     return nn.Linear(num_inputs, num_outputs, bias=bias)
 
 
+@functools.cache
 def rope_frequencies(config: ModelConfig, device: torch.device) -> torch.Tensor:
     """Radians per position [head_dim / 2] of each rotated pair, fastest first, scaled if the model says so."""
     pairs = torch.arange(0, config.head_dim, 2, dtype=torch.float32, device=device)
