@@ -17,7 +17,9 @@ from nanoserve.config import (
     CACHES,
     DTYPES,
     GRAPHS,
+    KERNELS,
     PREFIX_CACHES,
+    QUANTIZATIONS,
     EngineConfig,
     ModelConfig,
     SamplingParams,
@@ -54,6 +56,8 @@ Dtype = Annotated[str, typer.Option(help=f"One of {', '.join(DTYPES)}.")]
 Cache = Annotated[str, typer.Option(help=f"KV cache: {', '.join(CACHES)} (none recomputes every position).")]
 Attention = Annotated[str, typer.Option(help=f"What computes it: {', '.join(ATTENTIONS)}.")]
 Graphs = Annotated[str, typer.Option(help=f"Record decode steps and play them again: {', '.join(GRAPHS)}.")]
+Kernels = Annotated[str, typer.Option(help=f"What computes the rest of the model: {', '.join(KERNELS)}.")]
+Quantize = Annotated[str, typer.Option(help=f"Keep matrices in fewer bits: {', '.join(QUANTIZATIONS)}.")]
 MaxNewTokens = Annotated[int, typer.Option(help="Stop after this many tokens.")]
 Temperature = Annotated[float, typer.Option(help="0 always takes the likeliest token; higher is more random.")]
 TopK = Annotated[int, typer.Option(help="Sample among the k likeliest tokens; 0 is off.")]
@@ -86,6 +90,8 @@ def generate(
     prefix_cache: PrefixCache = _ENGINE.prefix_cache,
     attention: Attention = _ENGINE.attention,
     graphs: Graphs = _ENGINE.graphs,
+    kernels: Kernels = _ENGINE.kernels,
+    quantize: Quantize = _ENGINE.quantize,
     max_new_tokens: MaxNewTokens = _SAMPLING.max_new_tokens,
     temperature: Temperature = _SAMPLING.temperature,
     top_k: TopK = _SAMPLING.top_k,
@@ -126,6 +132,8 @@ def chat(
     prefix_cache: PrefixCache = _ENGINE.prefix_cache,
     attention: Attention = _ENGINE.attention,
     graphs: Graphs = _ENGINE.graphs,
+    kernels: Kernels = _ENGINE.kernels,
+    quantize: Quantize = _ENGINE.quantize,
     max_new_tokens: MaxNewTokens = 256,
     temperature: Temperature = 0.2,
     top_k: TopK = _SAMPLING.top_k,
@@ -231,8 +239,7 @@ def _request(prompt_ids: list[int], params: SamplingParams) -> "Request":
 
 
 def _load(given: dict[str, Any], before_weights: Callable[..., object]) -> "Engine":
-    names = ("model", "device", "dtype", "cache", "kv_memory", "prefix_cache", "attention", "graphs")
-    config = EngineConfig(**{name: given[name] for name in names})
+    config = EngineConfig(**{name: given[name] for name in EngineConfig.option_names() if name != "seed"})
     from nanoserve.engine import Engine
 
     engine = Engine.load(before_weights=before_weights, **{name: getattr(config, name) for name in names})

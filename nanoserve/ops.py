@@ -112,7 +112,7 @@ class TorchOps:
         return heads * cos + torch.cat((-second, first), dim=-1) * sin
 
     def gate(self, gate: torch.Tensor, up: torch.Tensor) -> torch.Tensor:
-        return F.silu(gate) * up
+        return F.silu(gate).mul_(up)
 
     def gelu(self, inputs: torch.Tensor) -> torch.Tensor:
         return F.gelu(inputs, approximate="tanh")

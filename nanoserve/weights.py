@@ -18,13 +18,12 @@ import torch
 from safetensors import SafetensorError, safe_open
 
 from nanoserve import catalog
-from nanoserve.cache.kv import NoCache
+from nanoserve.compute import choose_ops, native_library, prepare
 from nanoserve.config import DTYPES, EngineConfig, ModelConfig
 from nanoserve.errors import ConfigError, KernelError, WeightsError, unknown
-from nanoserve.fused import fuse
 from nanoserve.hf_config import parse_eos, parse_hf_config
 from nanoserve.models.families import CLASSES, Model, build_model
-from nanoserve.ops import TORCH, Ops
+from nanoserve.ops import TORCH, Ops, TorchOps
 from nanoserve.tokenizer import ByteTokenizer, HFTokenizer, Tokenizer
 
 Check = Callable[[ModelConfig, Tokenizer], object]
@@ -53,7 +52,7 @@ class LoadedModel:
     @property
     def is_native(self) -> bool:
         """Whether compiled kernels compute it."""
-        return self.ops is not TORCH
+        return not isinstance(self.ops, TorchOps)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -79,41 +78,10 @@ def load_model(config: EngineConfig, before_weights: Check = lambda *_: None) ->
         model = build_model(checkpoint.config, ops)
     _fill(model, checkpoint.tensors, device, dtype, config.model)
     model.eval().requires_grad_(False)
-    if device.type == "cuda":
-        ops = fuse(model)
-    elif ops is not TORCH:
-        _pack(model)
+    ops = prepare(model, ops, device)
     return LoadedModel(
         model, checkpoint.tokenizer, checkpoint.config, checkpoint.weights, device, dtype, ops=ops, notes=notes
     )
-
-
-def choose_ops(config: EngineConfig, device: torch.device, dtype: torch.dtype) -> tuple[Ops, tuple[str, ...]]:
-    """What computes a model, and why it is not what would be faster.
-
-    Raises KernelError where `config` asks for native kernels that cannot be had.
-    """
-    if device.type != "cpu" or dtype != torch.bfloat16 or config.kernels == "torch":
-        if config.kernels == "native":
-            raise KernelError(f"kernels 'native' are for bfloat16 on a CPU, not for {dtype} on {device.type}")
-        return TORCH, ()
-    from nanoserve.cpu.build import load_library
-    from nanoserve.cpu.native import NativeOps
-
-    try:
-        library = load_library(catalog.cache_dir() / "kernels")
-    except KernelError as error:
-        if config.kernels == "native":
-            raise
-        return TORCH, (f"plain torch computes the model: {error}",)
-    return NativeOps(library, is_int8=config.quantize == "int8"), ()
-
-
-@torch.inference_mode()
-def _pack(model: Model) -> None:
-    """One position through the model: whoever packs matrices does so at their first use."""
-    hidden = model(torch.zeros(1, dtype=torch.long), torch.zeros(1, dtype=torch.long), NoCache())
-    model.compute_logits(hidden)
 
 
 def resolve_device(name: str) -> torch.device:
@@ -130,7 +98,7 @@ def resolve_device(name: str) -> torch.device:
 def resolve_dtype(name: str, device: torch.device) -> torch.dtype:
     """`auto` is bfloat16 on a GPU that computes in it, else float16 on a GPU.
 
-    On a CPU it is float32: unpacked bfloat16 products are no faster there, and arms of a comparison agree exactly.
+    On a CPU it is bfloat16 where compiled kernels multiply it, else float32, which plain torch multiplies faster.
     """
     if name not in DTYPES:
         raise ConfigError(unknown("dtype", name, DTYPES))
@@ -139,7 +107,7 @@ def resolve_dtype(name: str, device: torch.device) -> torch.dtype:
     if device.type == "cuda":
         native = torch.cuda.get_device_capability(device) >= (8, 0)  # before that, bfloat16 is emulated
         return torch.bfloat16 if native else torch.float16
-    return torch.float32
+    return torch.float32 if isinstance(native_library(), KernelError) else torch.bfloat16
 
 
 def _open(source: catalog.ModelSource, dtype: torch.dtype, seed: int) -> _Checkpoint:

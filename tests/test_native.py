@@ -11,12 +11,13 @@ from nanoserve import Engine, EngineConfig, SamplingParams
 from nanoserve.cache.contiguous import ContiguousCache
 from nanoserve.cache.kv import ALL_ROWS, InBlocks, NoCache, Stored
 from nanoserve.catalog import SHAPES, cache_dir
+from nanoserve.compute import choose_ops
 from nanoserve.config import FAMILIES
 from nanoserve.cpu import build
 from nanoserve.errors import ConfigError, KernelError
 from nanoserve.models.families import build_model
 from nanoserve.ops import TORCH
-from nanoserve.weights import LoadedModel, choose_ops, load_model
+from nanoserve.weights import LoadedModel, load_model
 
 BF16_STEP = 2**-8
 
@@ -214,6 +215,18 @@ def test_weights_come_out_of_their_panels_as_they_went_in():
 
 def test_no_matrix_is_in_memory_twice():
     assert sum(weight.nbytes for weight in load().model.parameters() if weight.ndim > 1) == 0
+
+
+def test_int8_computes_the_same_with_kernels_and_without(loaded):
+    prompts, params = [[7, *range(30)], [9]], SamplingParams(max_new_tokens=12, ignore_eos=True)
+    kernels, plain = load(quantize="int8"), load(quantize="int8", kernels="torch")
+    assert kernels.is_native
+    assert not plain.is_native
+    found, wanted, original = (each.ops.tensors(each.model) for each in (kernels, plain, loaded))
+    assert all(torch.equal(found[name], weight) for name, weight in wanted.items())
+    assert not torch.equal(found["model.embed_tokens.weight"], original["model.embed_tokens.weight"])
+    answers = [[each.token_ids for each in Engine(of).generate(prompts, params)] for of in (kernels, plain)]
+    assert answers[0] == answers[1]
 
 
 @torch.inference_mode()

