@@ -239,7 +239,8 @@ def _request(prompt_ids: list[int], params: SamplingParams) -> "Request":
 
 
 def _load(given: dict[str, Any], before_weights: Callable[..., object]) -> "Engine":
-    config = EngineConfig(**{name: given[name] for name in EngineConfig.option_names() if name != "seed"})
+    names = [name for name in EngineConfig.option_names() if name != "seed"]  # a request's own
+    config = EngineConfig(**{name: given[name] for name in names})
     from nanoserve.engine import Engine
 
     engine = Engine.load(before_weights=before_weights, **{name: getattr(config, name) for name in names})

@@ -8,7 +8,7 @@ from many_requests import PROMPTS, run, varied_model
 from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from nanoserve import Engine, EngineConfig, SamplingParams, fused, weights
+from nanoserve import Engine, EngineConfig, SamplingParams, compute, fused, weights
 from nanoserve.fused import FusedOps, fuse
 from nanoserve.ops import TORCH
 
@@ -93,7 +93,7 @@ def test_a_model_is_fused_where_it_is_loaded_onto_a_gpu(monkeypatch, device, is_
     joined = []
     monkeypatch.setattr(weights, "resolve_device", lambda _: torch.device(device))
     monkeypatch.setattr(weights, "_fill", lambda *_: None)
-    monkeypatch.setattr(weights, "fuse", joined.append)
+    monkeypatch.setattr(compute, "fuse", joined.append)
     loaded = weights.load_model(EngineConfig(model="tiny", dtype="float32"))
     assert joined == [loaded.model] * is_fused
 
