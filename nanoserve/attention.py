@@ -70,6 +70,7 @@ def attend(
     layer: int,
     cache: KVStep,
     kernel: Callable[[torch.Tensor, Stored | InBlocks], torch.Tensor] = attend_some,
+    stack: Callable[[list[torch.Tensor]], torch.Tensor] = torch.cat,
 ) -> torch.Tensor:
     """Store the new keys and values of all requests, and let each request's new positions attend over its own.
 
@@ -78,7 +79,7 @@ def attend(
     heads [h * group, (h + 1) * group), as in Llama (grouped-query attention, arXiv:2305.13245).
     """
     outs = [kernel(queries[each.rows], each) for each in cache.extend(layer, keys, values)]
-    return outs[0] if len(outs) == 1 else torch.cat(outs)
+    return outs[0] if len(outs) == 1 else stack(outs)
 
 
 def _attend_decode(queries: torch.Tensor, stored: Stored) -> torch.Tensor:

@@ -4,6 +4,7 @@ Knows the memory of an engine's requests: one pool for all, or a cache for each.
 and text.
 """
 
+import contextlib
 import dataclasses
 import itertools
 from collections.abc import Callable, Iterable, Sequence
@@ -15,6 +16,7 @@ from nanoserve.cache.growing import GrowingCache
 from nanoserve.cache.kv import KVCache, KVStep, NoCache, Together
 from nanoserve.cache.paged import PagedPart, PagedPool, PagedStep, in_reading_order
 from nanoserve.config import SchedulerConfig
+from nanoserve.ops import TORCH, Ops
 from nanoserve.request import Request
 from nanoserve.seats import Scheduled
 from nanoserve.staging import Ints
@@ -39,8 +41,12 @@ class Batch:
 class PooledMemory:
     """Keys and values of all requests in one pool; the scheduler's block tables say where."""
 
-    def __init__(self, pool: PagedPool, in_place: str | None) -> None:
-        self.pool, self.in_place = pool, in_place
+    def __init__(self, pool: PagedPool, in_place: str | None, ops: Ops = TORCH) -> None:
+        self.pool, self.in_place, self._ops = pool, in_place, ops
+
+    def together(self) -> contextlib.AbstractContextManager[None]:
+        """Around a forward: where reads and writes are the model's own operations, all of it is one."""
+        return self._ops.together() if self.in_place == "native" else contextlib.nullcontext()
 
     @property
     def num_bytes(self) -> int:
@@ -73,6 +79,10 @@ class SeparateMemory:
         """Without `stores`, every forward runs all positions, whatever is computed already."""
         self._make, self._device, self._stores = make, device, stores
         self._caches: dict[str, KVCache] = {}
+
+    def together(self) -> contextlib.AbstractContextManager[None]:
+        """Around a forward: these caches are written by torch, in between."""
+        return contextlib.nullcontext()
 
     @property
     def num_bytes(self) -> int:
@@ -119,7 +129,7 @@ def make_memory(
         pool = PagedPool(
             shape, settings.num_blocks, settings.block_size, dtype, device, store=loaded.ops.store, has_spare=has_spare
         )
-        return PooledMemory(pool, None if attention == "sdpa" else attention)
+        return PooledMemory(pool, None if attention == "sdpa" else attention, loaded.ops)
 
     def make(request: Request) -> KVCache:
         if cache == "none":

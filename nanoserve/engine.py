@@ -257,7 +257,8 @@ class Engine:
         if self._replays is not None and (replayed := self._replays.run(scheduled)) is not None:
             return replayed
         batch = self._memory.batch(scheduled)
-        hidden = self._model(batch.token_ids, batch.positions, batch.kv)
+        with self._memory.together():
+            hidden = self._model(batch.token_ids, batch.positions, batch.kv)
         return Scores(hidden[:0] if batch.last_rows is None else self._model.compute_logits(hidden[batch.last_rows]))
 
     def _abort_all(self, scheduled: Sequence[Scheduled], error: BaseException) -> None:

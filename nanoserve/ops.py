@@ -5,6 +5,7 @@ asks. Whoever computes them faster (`cpu/`) keeps this contract, and is held aga
 definition, on every device and in every dtype.
 """
 
+import contextlib
 from collections.abc import Sequence
 from typing import Protocol
 
@@ -72,8 +73,20 @@ class Ops(Protocol):
         """Queries [rows, heads, head_dim] over what is stored -> as many."""
         ...
 
+    def stack(self, parts: list[torch.Tensor]) -> torch.Tensor:
+        """What `attend` gave for one part of the rows after the other."""
+        ...
+
     def logits(self, hidden: torch.Tensor, head: nn.Linear | nn.Embedding) -> torch.Tensor:
         """Hidden states [rows, hidden] -> logits [rows, vocab]."""
+        ...
+
+    def together(self) -> contextlib.AbstractContextManager[None]:
+        """What is asked for inside may be computed when it ends, as one: results hold nothing before.
+
+        Only these operations, and views of what they return, may stand inside; a cache's own writes are none of them
+        but in a pool.
+        """
         ...
 
     def tensors(self, model: nn.Module) -> dict[str, torch.Tensor]:
@@ -123,8 +136,14 @@ class TorchOps:
     def attend(self, queries: torch.Tensor, stored: Stored | InBlocks) -> torch.Tensor:
         return attend_some(queries, stored)
 
+    def stack(self, parts: list[torch.Tensor]) -> torch.Tensor:
+        return torch.cat(parts)
+
     def logits(self, hidden: torch.Tensor, head: nn.Linear | nn.Embedding) -> torch.Tensor:
         return F.linear(hidden, head.weight)
+
+    def together(self) -> contextlib.AbstractContextManager[None]:
+        return contextlib.nullcontext()
 
     def tensors(self, model: nn.Module) -> dict[str, torch.Tensor]:
         return model.state_dict()

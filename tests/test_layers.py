@@ -54,7 +54,8 @@ ENGINE = {
     "quantized": "ops torch",
     "cpu": "",
     "cpu.build": "errors",
-    "cpu.native": "attention cache.kv cpu.watched errors ops quantized torch",
+    "cpu.native": "attention cache.kv cpu.packing cpu.watched errors ops quantized torch",
+    "cpu.packing": "torch",
     "cpu.watched": "torch",
     "fused": "ops torch",
     "models": "",
@@ -66,7 +67,7 @@ ENGINE = {
     "memory": "errors config cache.sizing models.* psutil torch",
     "answer": "request sampling stopping tokenizer torch",
     "replay": "config errors batch sampling seats staging cache.paged models.causal weights torch",
-    "batch": "config request seats staging cache.* weights torch",
+    "batch": "config ops request seats staging cache.* weights torch",
     # Everything meets here.
     "engine": (
         "errors config request prompts seats scheduler tokenizer cache.* models.* attention answer batch memory "

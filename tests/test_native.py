@@ -229,6 +229,14 @@ def test_int8_computes_the_same_with_kernels_and_without(loaded):
     assert answers[0] == answers[1]
 
 
+@pytest.mark.parametrize("cache", ["contiguous", "growing", "none"])
+def test_requests_with_caches_of_their_own_have_the_same_tokens_together(loaded, cache):
+    prompts, params = [[7, *range(30)], [9], [1, 2, 3]], SamplingParams(max_new_tokens=9, ignore_eos=True)
+    alone = [Engine(loaded).generate(prompt, params)[0].token_ids for prompt in prompts]
+    assert [each.token_ids for each in Engine(loaded, cache=cache).generate(prompts, params)] == alone
+    assert [each.token_ids for each in Engine(loaded, graphs="off").generate(prompts, params)] == alone
+
+
 @torch.inference_mode()
 def test_what_was_recorded_runs_again_on_new_inputs(loaded):
     ids, positions = torch.tensor([3]), torch.tensor([0])

@@ -5,11 +5,11 @@ models and requests. A matrix is packed when it is first used, and its parameter
 twice. What was called can be recorded, and run again as one call.
 """
 
+import contextlib
 import ctypes
-import dataclasses
 import math
 import struct
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, TypeVar
 
 import torch
@@ -17,16 +17,17 @@ from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from nanoserve.attention import attend_some
-from nanoserve.cache.kv import InBlocks, Stored
+from nanoserve.cache.kv import ALL_ROWS, InBlocks, Stored
 from nanoserve.cpu import watched
+from nanoserve.cpu.packing import PANEL, Arena, Packed, side_by_side
 from nanoserve.errors import KernelError
 from nanoserve.ops import Rope
 from nanoserve.quantized import quantize
 
 T = TypeVar("T")
 Tensors = Sequence[torch.Tensor | None]
+Called = tuple[str, Tensors, Sequence[int], float]
 
-_PANEL = 32
 _KINDS = {name: kind for kind, name in enumerate(watched.NAMES)}
 
 
@@ -34,49 +35,6 @@ _OP = struct.Struct("q d 8Q 10q")
 """One operation, as `kernels.cpp` declares it: kind, scale, addresses, numbers."""
 
 _NOTHING = (0,) * 10
-
-
-@dataclasses.dataclass(frozen=True, slots=True)
-class Packed:
-    """Matrices that read the same input, as one: `panels` as `kernels.cpp` reads them, `sizes` of their outputs.
-
-    With `scales` [outputs] in float32, numbers are int8 and each stands for so much.
-    """
-
-    panels: torch.Tensor
-    sizes: tuple[int, ...]
-    num_inputs: int
-    bias: torch.Tensor | None = None
-    scales: torch.Tensor | None = None
-    matrices: tuple[nn.Module, ...] = ()
-
-    def weights(self) -> Sequence[torch.Tensor]:
-        """Each matrix [outputs, inputs] as it was, in bfloat16."""
-        whole = self.panels.transpose(1, 2).reshape(-1, self.num_inputs)[: sum(self.sizes)]
-        if self.scales is not None:
-            whole = (whole * self.scales[:, None]).bfloat16()
-        return torch.split(whole, list(self.sizes))
-
-
-class Arena:
-    """Memory in large pieces, handed out in order: matrices that are used one after the other lie so, too.
-
-    Only what is written to becomes real memory.
-    """
-
-    _PIECE_BYTES = 1 << 28
-
-    def __init__(self) -> None:
-        self._left = torch.empty(0, dtype=torch.uint8)
-
-    def take(self, shape: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
-        """Uninitialised, at the beginning of a cache line."""
-        num_bytes = math.prod(shape) * dtype.itemsize
-        if self._left.numel() < num_bytes + 64:
-            self._left = torch.empty(max(self._PIECE_BYTES, num_bytes + 64), dtype=torch.uint8)
-        taken = self._left[-self._left.data_ptr() % 64 :]
-        self._left = taken[num_bytes:]
-        return taken[:num_bytes].view(dtype).view(shape)
 
 
 class NativeOps:
@@ -92,7 +50,7 @@ class NativeOps:
         self._arena = Arena()
         self._packed: dict[nn.Module, Packed] = {}
         self._buffers: dict[str, torch.Tensor] = {}
-        self._tape: list[tuple[str, Tensors, Sequence[int], float]] | None = None
+        self._queue: list[Called] | None = None
         self._ends = torch.zeros(3, dtype=torch.int32)
 
     def embed(self, token_ids: torch.Tensor, embedding: nn.Embedding) -> torch.Tensor:
@@ -163,25 +121,34 @@ class NativeOps:
     def attend(self, queries: torch.Tensor, stored: Stored | InBlocks) -> torch.Tensor:
         """What a request has stored, or a pool has in blocks; requests that were gathered are plain torch's."""
         if isinstance(stored, InBlocks) and stored.backend == "native":
-            places = (stored.tables, stored.contexts, stored.row_starts)
-            return self._attend(queries, (stored.keys, stored.values), places, block_size=stored.block_size)
+            in_pool = (stored.tables, stored.contexts, stored.row_starts)
+            return self._attend(queries, (stored.keys, stored.values), in_pool, block_size=stored.block_size)
         if isinstance(stored, InBlocks) or stored.keys.shape[0] > 1:
+            self._catch_up()
             return attend_some(queries, stored)
         ends = [stored.keys.shape[2], 0, len(queries)]
         if self._ends.tolist() != ends:
             self._ends = torch.tensor(ends, dtype=torch.int32)
-        return self._attend(queries, (stored.keys[0], stored.values[0]), (None, self._ends[:1], self._ends[1:]))
+        places = (None, self._ends[:1], self._ends[1:])
+        out = None if stored.rows == ALL_ROWS else torch.empty(queries.shape, dtype=queries.dtype)
+        return self._attend(queries, (stored.keys[0], stored.values[0]), places, out=out)
+
+    def stack(self, parts: list[torch.Tensor]) -> torch.Tensor:
+        self._catch_up()
+        return torch.cat(parts)
 
     def _attend(
         self,
         queries: torch.Tensor,
         stored: tuple[torch.Tensor, torch.Tensor],
         places: tuple[torch.Tensor | None, torch.Tensor, torch.Tensor | None],
+        *,
         block_size: int = 1,
+        out: torch.Tensor | None = None,
     ) -> torch.Tensor:
         """Keys and values [kv_heads, positions or slots, head_dim]; `places` are tables, contexts and row starts."""
         (keys, values), (tables, contexts, _) = stored, places
-        out = self._buffer("attend", queries.shape)
+        out = self._buffer("attend", queries.shape) if out is None else out
         shape = (len(contexts), queries.shape[1], keys.shape[0], queries.shape[2])
         strides = (queries.stride(0), keys.stride(0), keys.stride(1))
         blocks = (block_size, 0 if tables is None else tables.stride(0))
@@ -205,15 +172,38 @@ class NativeOps:
         return held[:num].view(shape)
 
     def _run(self, name: str, at: Tensors, counts: Sequence[int], scale: float = 0.0) -> None:
-        if watched.is_watched() and self._tape is None:
+        if watched.is_watched() and self._queue is None:
             watched.show(self._run_now, name, at, counts, scale)
         else:
             self._run_now(name, at, counts, scale)
 
     def _run_now(self, name: str, at: Tensors, counts: Sequence[int], scale: float) -> None:
-        if self._tape is not None:
-            self._tape.append((name, at, counts, scale))
-        self._call(_packed_op(name, at, counts, scale), 1, torch.get_num_threads())
+        if self._queue is None:
+            self._execute([(name, at, counts, scale)])
+        else:
+            self._queue.append((name, at, counts, scale))
+
+    def _execute(self, calls: Sequence[Called]) -> None:
+        self._call(b"".join(_packed_op(*each) for each in calls), len(calls), torch.get_num_threads())
+
+    def _catch_up(self) -> None:
+        """Torch is about to look at what was asked for."""
+        queue, self._queue = self._queue, None
+        if queue is not None:
+            self._execute(queue)
+            queue.clear()
+        self._queue = queue
+
+    @contextlib.contextmanager
+    def together(self) -> Iterator[None]:
+        """See `Ops`. Between two heavy operations Python finds its caches empty: it is faster when it goes first."""
+        assert self._queue is None, "one step inside another"
+        queue = self._queue = []
+        try:
+            yield
+        finally:
+            self._queue = None
+        self._execute(queue)
 
     def sizes(self, max_running: int) -> Sequence[int]:
         """See `replay.Recorder`: a recording is a list of some hundred operations."""
@@ -225,13 +215,12 @@ class NativeOps:
         What is called first makes buffers and packs matrices, so it runs once before.
         """
         run()
-        self._tape = []
+        tape = self._queue = []
         try:
             with _ViewsOnly():  # type: ignore[no-untyped-call]
                 result = run()
-            tape = self._tape
         finally:
-            self._tape = None
+            self._queue = None
         packed = b"".join(_packed_op(*each) for each in tape)
 
         def replay() -> T:
@@ -250,20 +239,15 @@ class NativeOps:
         return self._packed[matrices[0]]
 
     def _packed_of(self, matrices: Sequence[nn.Linear | nn.Embedding]) -> Packed:
-        weights: list[torch.Tensor] = [each.weight for each in matrices]
-        all_biases: list[torch.Tensor | None] = [getattr(each, "bias", None) for each in matrices]
-        biases = [each for each in all_biases if each is not None]
-        whole = (torch.cat(weights) if len(weights) > 1 else weights[0]).detach().contiguous()
-        scales = None
-        if self._is_int8:
-            whole, scales = quantize(whole)
+        whole, bias = side_by_side(matrices)
+        whole, scales = quantize(whole) if self._is_int8 else (whole, None)
         rows, num_inputs = whole.shape
-        panels = self._arena.take((-(-rows // _PANEL), num_inputs // 2, _PANEL, 2), whole.dtype)
+        panels = self._arena.take((-(-rows // PANEL), num_inputs // 2, PANEL, 2), whole.dtype)
         self._run("pack_int8" if self._is_int8 else "pack", (whole, panels), (rows, num_inputs))
-        sizes = tuple(len(weight) for weight in weights)
+        sizes = tuple(len(each.weight) for each in matrices)
         for each in matrices:
             each.weight = nn.Parameter(each.weight.new_empty(0), requires_grad=False)
-        return Packed(panels, sizes, num_inputs, torch.cat(biases) if biases else None, scales, tuple(matrices))
+        return Packed(panels, sizes, num_inputs, bias, scales, tuple(matrices))
 
     def tensors(self, model: nn.Module) -> dict[str, torch.Tensor]:
         """Matrices come out of their panels again, rounded as int8 if they are."""

@@ -97,7 +97,7 @@ class Attention(nn.Module):
         num_new = normed.shape[0]
         (fused,) = self.ops.project(normed, (self.c_attn,))
         queries, keys, values = (each.view(num_new, -1, self.head_dim) for each in fused.chunk(3, dim=-1))
-        out = attend(queries, keys, values, layer=self.layer, cache=cache, kernel=self.ops.attend)
+        out = attend(queries, keys, values, layer=self.layer, cache=cache, kernel=self.ops.attend, stack=self.ops.stack)
         return self.ops.add_projection(residual, out.reshape(num_new, -1), self.c_proj)
 
 

@@ -111,7 +111,7 @@ class SelfAttention(nn.Module):
         projected = self.ops.project(normed, (self.q_proj, self.k_proj, self.v_proj))
         queries, keys, values = (each.view(num_new, -1, self.head_dim) for each in projected)
         queries, keys = self.place(queries, keys, rope)
-        out = attend(queries, keys, values, layer=self.layer, cache=cache, kernel=self.ops.attend)
+        out = attend(queries, keys, values, layer=self.layer, cache=cache, kernel=self.ops.attend, stack=self.ops.stack)
         return self.ops.add_projection(residual, out.reshape(num_new, -1), self.o_proj)
 
     def place(self, queries: torch.Tensor, keys: torch.Tensor, rope: Rope) -> tuple[torch.Tensor, torch.Tensor]:
