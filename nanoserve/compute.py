@@ -10,7 +10,7 @@ import torch
 
 from nanoserve import catalog
 from nanoserve.cache.kv import NoCache
-from nanoserve.config import EngineConfig
+from nanoserve.config import EngineConfig, ModelConfig
 from nanoserve.errors import KernelError
 from nanoserve.fused import fuse
 from nanoserve.models.families import Model
@@ -18,7 +18,9 @@ from nanoserve.ops import TORCH, Ops
 from nanoserve.quantized import Int8Ops
 
 
-def choose_ops(config: EngineConfig, device: torch.device, dtype: torch.dtype) -> tuple[Ops, tuple[str, ...]]:
+def choose_ops(
+    config: EngineConfig, shape: ModelConfig, device: torch.device, dtype: torch.dtype
+) -> tuple[Ops, tuple[str, ...]]:
     """What computes a model, and why it is not what would be faster.
 
     Raises KernelError where `config` asks for native kernels that cannot be had.
@@ -30,12 +32,18 @@ def choose_ops(config: EngineConfig, device: torch.device, dtype: torch.dtype) -
         return (Int8Ops() if is_int8 else TORCH), ()
     from nanoserve.cpu.native import NativeOps
 
-    library = native_library()
+    library = _library_for(shape)
     if not isinstance(library, KernelError):
         return NativeOps(library, is_int8=is_int8), ()
     if config.kernels == "native":
         raise library
     return (Int8Ops() if is_int8 else TORCH), (f"plain torch computes the model: {library}",)
+
+
+def _library_for(shape: ModelConfig) -> ctypes.CDLL | KernelError:
+    """Kernels take two inputs at a time."""
+    odd = [width for width in (shape.hidden_size, shape.intermediate_size) if width % 2]
+    return KernelError(f"compiled kernels need even widths, not {odd[0]}") if odd else native_library()
 
 
 def native_library() -> ctypes.CDLL | KernelError:

@@ -73,7 +73,7 @@ def load_model(config: EngineConfig, before_weights: Check = lambda *_: None) ->
     dtype = resolve_dtype(config.dtype, device)
     checkpoint = _open(catalog.resolve(config.model), dtype, config.seed)
     before_weights(checkpoint.config, checkpoint.tokenizer)
-    ops, notes = choose_ops(config, device, dtype)
+    ops, notes = choose_ops(config, checkpoint.config, device, dtype)
     with torch.device("meta"):
         model = build_model(checkpoint.config, ops)
     _fill(model, checkpoint.tensors, device, dtype, config.model)

@@ -1,6 +1,8 @@
 """The compiled CPU kernels against plain torch: the same numbers in any batch, and what happens without them."""
 
 import dataclasses
+import tomllib
+from pathlib import Path
 
 import pytest
 import torch
@@ -14,7 +16,7 @@ from nanoserve.catalog import SHAPES, cache_dir
 from nanoserve.compute import choose_ops
 from nanoserve.config import FAMILIES
 from nanoserve.cpu import build
-from nanoserve.errors import ConfigError, KernelError
+from nanoserve.errors import ConfigError, FetchError, KernelError, ModelError
 from nanoserve.models.families import build_model
 from nanoserve.ops import TORCH
 from nanoserve.weights import LoadedModel, load_model
@@ -34,7 +36,7 @@ pytestmark = pytest.mark.skipif(bool(has_kernels()), reason=has_kernels() or "ke
 
 
 def make_ops(**changes):
-    ops, notes = choose_ops(EngineConfig(**changes), torch.device("cpu"), torch.bfloat16)
+    ops, notes = choose_ops(EngineConfig(**changes), SHAPES["tiny"], torch.device("cpu"), torch.bfloat16)
     assert ops is not TORCH
     assert not notes
     return ops
@@ -229,6 +231,27 @@ def test_int8_computes_the_same_with_kernels_and_without(loaded):
     assert answers[0] == answers[1]
 
 
+def perplexity(loaded, ids):
+    """Of each token after the first, given those before it."""
+    with torch.inference_mode():
+        hidden = loaded.model(torch.tensor(ids), torch.arange(len(ids)), NoCache())
+        logits = loaded.model.compute_logits(hidden[:-1])
+        return F.cross_entropy(logits.float(), torch.tensor(ids[1:])).exp().item()
+
+
+@pytest.mark.slow
+def test_int8_costs_less_than_a_hundredth_of_perplexity():
+    """On the trained model, and on some hundred tokens of English."""
+    try:
+        original, rounded = load("smollm2-135m"), load("smollm2-135m", quantize="int8")
+    except FetchError as error:
+        pytest.skip(str(error))
+    ids = original.tokenizer.encode((Path(__file__).parent / "prose.txt").read_text("utf-8"))
+    right, found = perplexity(original, ids), perplexity(rounded, ids)
+    assert len(ids) > 450
+    assert 1 < found < 1.01 * right, f"{found:.3f} in 8 bits, {right:.3f} in bfloat16"
+
+
 @pytest.mark.parametrize("cache", ["contiguous", "growing", "none"])
 def test_requests_with_caches_of_their_own_have_the_same_tokens_together(loaded, cache):
     prompts, params = [[7, *range(30)], [9], [1, 2, 3]], SamplingParams(max_new_tokens=9, ignore_eos=True)
@@ -282,6 +305,23 @@ def test_without_kernels_torch_computes_and_says_why(monkeypatch, tmp_path, plan
     build.load_library.cache_clear()
 
 
+def test_a_shape_with_an_odd_width_is_left_to_torch():
+    odd = dataclasses.replace(SHAPES["tiny"], intermediate_size=127)
+    ops, (note,) = choose_ops(EngineConfig(), odd, torch.device("cpu"), torch.bfloat16)
+    assert (ops, note) == (TORCH, "plain torch computes the model: compiled kernels need even widths, not 127")
+
+
+@pytest.mark.parametrize("quantize", ["none", "int8"])
+@pytest.mark.parametrize("broken", [torch.nan, torch.inf])
+@pytest.mark.parametrize("num_tokens", [1, 40])
+def test_broken_weights_are_told_and_give_no_tokens(quantize, broken, num_tokens):
+    """The kernels are compiled for finite numbers: what is not one has to come through all the same."""
+    loaded = load(quantize=quantize)
+    loaded.model.model.layers[1].post_attention_layernorm.weight[3] = broken
+    with pytest.raises(ModelError, match="broken weights"):
+        Engine(loaded).generate([5] * num_tokens)
+
+
 def test_what_is_compiled_is_kept(monkeypatch, tmp_path):
     build.load_library.cache_clear()
     build.load_library(tmp_path)
@@ -290,3 +330,11 @@ def test_what_is_compiled_is_kept(monkeypatch, tmp_path):
     build.load_library(tmp_path)
     (library,) = tmp_path.iterdir()
     assert library.suffix == ".so"
+
+
+def test_an_installed_package_has_the_sources_of_its_kernels():
+    root = Path(build.__file__).parents[2]
+    patterns = tomllib.loads((root / "pyproject.toml").read_text("utf-8"))["tool"]["setuptools"]["package-data"]
+    sources = {path.relative_to(root / "nanoserve") for path in (root / "nanoserve" / "cpu").glob("*.[ch]*")}
+    assert {build._SOURCE.name, *build._PARTS} == {path.name for path in sources}
+    assert all(any(path.match(pattern) for pattern in patterns["nanoserve"]) for path in sources)

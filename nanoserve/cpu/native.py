@@ -30,7 +30,6 @@ Called = tuple[str, Tensors, Sequence[int], float]
 
 _KINDS = {name: kind for kind, name in enumerate(watched.NAMES)}
 
-
 _OP = struct.Struct("q d 8Q 10q")
 """One operation, as `kernels.cpp` declares it: kind, scale, addresses, numbers."""
 
@@ -38,7 +37,10 @@ _NOTHING = (0,) * 10
 
 
 class NativeOps:
-    """See `Ops`, for bfloat16 on a CPU. Results lie in buffers that the next call of the same operation overwrites."""
+    """See `Ops`, for bfloat16 on a CPU. Results lie in buffers that the next call of the same operation overwrites.
+
+    So a model that it computes is not for two threads at once, whoever drives it.
+    """
 
     sees_torch = False
 

@@ -61,5 +61,6 @@ def side_by_side(matrices: Sequence[nn.Linear | nn.Embedding]) -> tuple[torch.Te
     """Matrices that read the same input as one [outputs, inputs], and their biases."""
     weights: list[torch.Tensor] = [each.weight for each in matrices]
     biases: list[torch.Tensor] = [bias for each in matrices if (bias := getattr(each, "bias", None)) is not None]
+    assert len(biases) in (0, len(matrices)), "some have a bias, others have none"
     whole = (torch.cat(weights) if len(weights) > 1 else weights[0]).detach().contiguous()
     return whole, torch.cat(biases) if biases else None

@@ -27,11 +27,15 @@ struct Quantized {
         const bf16* in = inputs + row * stride + from;
         const int64_t num = std::min(GROUP, num_inputs - from);
         float most = 1e-30f;
-        for (int64_t i = 0; i < num; i++) most = std::max(most, std::fabs(widen(in[i])));
+        bool is_broken = false;  // an infinity or a NaN has all bits of its exponent set, and must not become a number
+        for (int64_t i = 0; i < num; i++) {
+          most = std::max(most, std::fabs(widen(in[i])));
+          is_broken |= (in[i] & 0x7f80) == 0x7f80;
+        }
         const float steps = 32767 / most;
         for (int64_t i = 0; i < num; i++)
           numbers[row * num_inputs + from + i] = int16_t(std::nearbyint(widen(in[i]) * steps));
-        scales[row * groups + from / GROUP] = most / 32767;
+        scales[row * groups + from / GROUP] = is_broken ? widen(0x7fc0) : most / 32767;
       }
   }
 };
