@@ -76,7 +76,7 @@ def load_model(config: EngineConfig, before_weights: Check = lambda *_: None) ->
     ops, notes = choose_ops(config, checkpoint.config, device, dtype)
     with torch.device("meta"):
         model = build_model(checkpoint.config, ops)
-    _fill(model, checkpoint.tensors, device, dtype, config.model)
+    _fill(model, checkpoint.tensors, device, dtype, config.model, keeps_matrices=isinstance(ops, TorchOps))
     model.eval().requires_grad_(False)
     ops = prepare(model, ops, device)
     return LoadedModel(
@@ -225,7 +225,10 @@ def _fill_chunk(weight: torch.Tensor, key: str, start: int) -> None:
     chunk.copy_(torch.empty(chunk.shape).normal_(0.0, _RANDOM_STD, generator=generator))
 
 
-def _fill(model: Model, tensors: NamedTensors, device: torch.device, dtype: torch.dtype, name: str) -> None:
+def _fill(
+    model: Model, tensors: NamedTensors, device: torch.device, dtype: torch.dtype, name: str, *, keeps_matrices: bool
+) -> None:
+    """Without `keeps_matrices`, whoever computes the model makes matrices of its own out of these at once."""
     expected = {key: weight.shape for key, weight in model.named_parameters()}
     found: dict[str, torch.Tensor] = {}
     for file, key, tensor in tensors:
@@ -235,8 +238,8 @@ def _fill(model: Model, tensors: NamedTensors, device: torch.device, dtype: torc
             shapes = f"{list(tensor.shape)}, the model's is {list(expected[key])}"
             raise WeightsError(f"{file}: {key} has shape {shapes}")
         # A mapped file may change under a running model and is not aligned for vector loads: take a copy.
-        mapped = file.endswith(".safetensors")
-        found[key] = tensor.to(device=device, dtype=dtype, copy=mapped, memory_format=torch.contiguous_format)
+        copies = file.endswith(".safetensors") and (keeps_matrices or tensor.ndim == 1)
+        found[key] = tensor.to(device=device, dtype=dtype, copy=copies, memory_format=torch.contiguous_format)
     _refuse_missing(name, set(expected) - set(found))
     model.load_state_dict(found, assign=True)
 

@@ -92,7 +92,7 @@ def test_what_is_no_group_stays_as_it_is():
 def test_a_model_is_fused_where_it_is_loaded_onto_a_gpu(monkeypatch, device, is_fused):
     joined = []
     monkeypatch.setattr(weights, "resolve_device", lambda _: torch.device(device))
-    monkeypatch.setattr(weights, "_fill", lambda *_: None)
+    monkeypatch.setattr(weights, "_fill", lambda *_, **__: None)
     monkeypatch.setattr(compute, "fuse", joined.append)
     loaded = weights.load_model(EngineConfig(model="tiny", dtype="float32"))
     assert joined == [loaded.model] * is_fused

@@ -98,14 +98,14 @@ void embed(const Op& op, Team team) {
 template <typename Number>
 void pack(const Op& op, Team team) {
   const int64_t outputs = op.n[0], inputs = op.n[1], panels = (outputs + PANEL - 1) / PANEL;
-  for (int64_t panel = team.begin(panels); panel < team.end(panels); panel++)
-    for (int64_t lane = 0; lane < PANEL; lane++) {
-      const int64_t output = panel * PANEL + lane;
-      const Number* from = (const Number*)op.at[0] + output * inputs;
-      Number* to = (Number*)op.at[1] + panel * PANEL * inputs + lane * 2;
-      for (int64_t i = 0; i < inputs; i += 2, to += 2 * PANEL)
-        to[0] = output < outputs ? from[i] : 0, to[1] = output < outputs ? from[i + 1] : 0;
-    }
+  for (int64_t panel = team.begin(panels); panel < team.end(panels); panel++) {
+    const int64_t lanes = std::min(PANEL, outputs - panel * PANEL);
+    const Number* from = (const Number*)op.at[0] + panel * PANEL * inputs;
+    Number* to = (Number*)op.at[1] + panel * PANEL * inputs;
+    if (lanes < PANEL) std::fill(to, to + PANEL * inputs, 0);
+    for (int64_t i = 0; i < inputs; i += 2, to += 2 * PANEL)
+      for (int64_t lane = 0; lane < lanes; lane++) memcpy(to + 2 * lane, from + lane * inputs + i, 2 * sizeof(Number));
+  }
 }
 
 }  // namespace
