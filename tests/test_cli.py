@@ -114,7 +114,7 @@ def machine(monkeypatch, folder):
     """A machine with 64 GiB free, whose default model has the shape of `tiny`; nobody may load weights on it."""
     monkeypatch.setattr(memory, "free_bytes", lambda device: 64 * 1024**3)
     monkeypatch.setattr(catalog, "fetch_smollm2", lambda say: folder)
-    monkeypatch.setattr(weights, "_fill", lambda *_: pytest.fail("weights were loaded"))
+    monkeypatch.setattr(weights, "_fill", lambda *_, **__: pytest.fail("weights were loaded"))
 
 
 def cut(path):
