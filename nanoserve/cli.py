@@ -54,9 +54,12 @@ Model = Annotated[str, typer.Option(help="Catalog name (see `nanoserve models`),
 Device = Annotated[str, typer.Option(help="auto, cpu, cuda or cuda:N.")]
 Dtype = Annotated[str, typer.Option(help=f"One of {', '.join(DTYPES)}.")]
 Cache = Annotated[str, typer.Option(help=f"KV cache: {', '.join(CACHES)} (none recomputes every position).")]
-Attention = Annotated[str, typer.Option(help=f"What computes it: {', '.join(ATTENTIONS)}.")]
+Attention = Annotated[str, typer.Option(help=f"What computes attention: {', '.join(ATTENTIONS)}.")]
 Graphs = Annotated[str, typer.Option(help=f"Record decode steps and play them again: {', '.join(GRAPHS)}.")]
-Kernels = Annotated[str, typer.Option(help=f"What computes the rest of the model: {', '.join(KERNELS)}.")]
+Kernels = Annotated[
+    str,
+    typer.Option(help=f"What computes matrices and norms: {', '.join(KERNELS)} (auto: compiled, where they can be)."),
+]
 Quantize = Annotated[str, typer.Option(help=f"Keep matrices in fewer bits: {', '.join(QUANTIZATIONS)}.")]
 MaxNewTokens = Annotated[int, typer.Option(help="Stop after this many tokens.")]
 Temperature = Annotated[float, typer.Option(help="0 always takes the likeliest token; higher is more random.")]
@@ -69,9 +72,7 @@ RepetitionPenalty = Annotated[float, typer.Option(help="Above 1 makes tokens tha
 KVMemory = Annotated[str, typer.Option(help="For keys and values: auto, a size (512MiB, 2GiB) or a share (40%).")]
 PrefixCache = Annotated[
     str,
-    typer.Option(
-        help=f"What of it is given up first of what later prompts may begin with: {', '.join(PREFIX_CACHES)}."
-    ),
+    typer.Option(help=f"Which kept prefix blocks are evicted first: {', '.join(PREFIX_CACHES)}."),
 ]
 Seed = Annotated[
     int | None, typer.Option(help="The same seed gives the same text.", show_default="a new one each time")
@@ -117,8 +118,7 @@ def generate(
     params = _params(given, stop=tuple(stop or ()))
     engine = _load(given, lambda config, tokenizer: _request(tokenizer.encode(prompt), params).check_fits(config))
     _print_text(engine.stream(prompt, params))
-    for note in engine.notes:
-        typer.echo(f"nanoserve: {note}", err=True)
+    _tell_notes(engine)
 
 
 @app.command()
@@ -157,6 +157,7 @@ def chat(
     messages = [{"role": "system", "content": system}] if system else []
     # A tokenizer without a chat template is told before the weights are loaded.
     engine = _load(given, lambda _, tokenizer: tokenizer.render_chat([*messages, {"role": "user", "content": "?"}]))
+    _tell_notes(engine)
     for line in _lines("> "):
         messages.append({"role": "user", "content": line})
         reply = _print_text(engine.stream(engine.tokenizer.render_chat(messages), params))
@@ -238,6 +239,12 @@ def _request(prompt_ids: list[int], params: SamplingParams) -> "Request":
     return Request("prompt", prompt_ids, params)
 
 
+def _tell_notes(engine: "Engine") -> None:
+    """What does not go as it was meant to."""
+    for note in engine.notes:
+        typer.echo(f"nanoserve: {note}", err=True)
+
+
 def _load(given: dict[str, Any], before_weights: Callable[..., object]) -> "Engine":
     names = [name for name in EngineConfig.option_names() if name != "seed"]  # a request's own
     config = EngineConfig(**{name: given[name] for name in names})
@@ -256,7 +263,7 @@ def _show_plan(engine: EngineConfig, scheduling: SchedulerConfig) -> None:
 
     parse_kv_memory(engine.kv_memory)  # a bad value is told before a model is sought
     device = resolve_device(engine.device)
-    dtype = resolve_dtype(engine.dtype, device)
+    dtype = resolve_dtype(engine.dtype, device, engine.kernels)
 
     def show(config: ModelConfig, _: object) -> None:
         typer.echo(plan_for(config, dtype, device, engine, scheduling, is_loaded=False))

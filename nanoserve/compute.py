@@ -41,8 +41,8 @@ def choose_ops(
 
 
 def _library_for(shape: ModelConfig) -> ctypes.CDLL | KernelError:
-    """Kernels take two inputs at a time."""
-    odd = [width for width in (shape.hidden_size, shape.intermediate_size) if width % 2]
+    """Kernels take two inputs at a time, and two numbers of a head."""
+    odd = [width for width in (shape.hidden_size, shape.intermediate_size, shape.head_dim) if width % 2]
     return KernelError(f"compiled kernels need even widths, not {odd[0]}") if odd else native_library()
 
 

@@ -105,16 +105,16 @@ class ModelConfig(_Options):
 class EngineConfig(_Options):
     """What to load and how to run it.
 
-    `model`: a catalog name, a local folder, a GGUF file or a hub id. `device`: auto, cpu, cuda, cuda:N.
-    `dtype` auto is a 16-bit type on a GPU and float32 on a CPU. `cache` paged shares one pool of KV blocks among all
-    requests, contiguous reserves each request's longest context, growing copies what it holds at every step, none
-    recomputes every position at every step. `kv_memory` sizes the pool (auto, a size such as 2GiB, a share such as 40%
-    of what is free). `prefix_cache` keeps the blocks of prompts and answers for requests that begin alike, and names
-    what is evicted first when the pool is full (auto: lru with a pool, else off). `attention` is what computes it
-    (auto: a kernel over block tables where there is one, else SDPA). `graphs` records whole decode steps and plays them
-    again (auto: as CUDA graphs, where such a kernel runs). `kernels` native are compiled on this machine, once, for
-    bfloat16 on a CPU that multiplies it (auto: where they can be, else torch). `quantize` int8 keeps matrices in 8
-    bits, a scale for each output. `seed` fixes the weights of a random model.
+    `model`: a catalog name, a local folder, a GGUF file or a hub id. `device`: auto, cpu, cuda, cuda:N. `dtype` auto is
+    a 16-bit type on a GPU, bfloat16 on a CPU that multiplies it, else float32. `cache` paged shares one pool of KV
+    blocks among all requests, contiguous reserves each request's longest context, growing copies what it holds at every
+    step, none recomputes every position at every step. `kv_memory` sizes the pool (auto, a size such as 2GiB, a share
+    such as 40% of what is free). `prefix_cache` keeps the blocks of prompts and answers for requests that begin alike,
+    and names what is evicted first when the pool is full (auto: lru with a pool, else off). `attention` is what
+    computes it (auto: a kernel over block tables where there is one, else SDPA). `graphs` records whole decode steps
+    and plays them again (auto: where such a kernel runs, on a GPU as CUDA graphs). `kernels` native are compiled on
+    this machine, once, for bfloat16 on a CPU that multiplies it (auto: where they can be, else torch). `quantize` int8
+    keeps matrices in 8 bits, a scale for each output. `seed` fixes the weights of a random model.
     """
 
     model: str = "smollm2-135m"

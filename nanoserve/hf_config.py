@@ -5,6 +5,7 @@ their values this engine computes. Refuses to know files, weights and torch; and
 ignore.
 """
 
+import sys
 from collections.abc import Mapping
 from typing import Any
 
@@ -73,7 +74,7 @@ def _parse_gpt2(data: Mapping[str, Any]) -> ModelConfig:
         head_dim=hidden_size // num_heads,
         max_context_tokens=_count(data, "n_positions"),
         norm_eps=_number(data, "layer_norm_epsilon", 1e-5),
-        tie_embeddings=bool(data["tie_word_embeddings"]),
+        tie_embeddings=_flag(data, "tie_word_embeddings"),
         eos_token_ids=parse_eos(data.get("eos_token_id")),
     )
 
@@ -96,7 +97,7 @@ def _parse_rotary(family: str, data: Mapping[str, Any]) -> ModelConfig:
         rope_theta=theta,
         rope_scaling=scaling,
         norm_eps=_number(data, "rms_norm_eps", 1e-6),
-        tie_embeddings=bool(data.get("tie_word_embeddings", False)),
+        tie_embeddings=_flag(data, "tie_word_embeddings"),
         eos_token_ids=parse_eos(data.get("eos_token_id")),
     )
 
@@ -156,7 +157,8 @@ def _refuse_foreign(data: Mapping[str, Any]) -> None:
     for name, wanted in (_COMPUTED_GPT2 if data["model_type"] == "gpt2" else _COMPUTED).items():
         if (data.get(name, wanted) or False) != wanted:
             raise ConfigError(_not_computed(name, data[name], wanted))
-    for kind in data.get("layer_types") or ():
+    kinds = data.get("layer_types") or []
+    for kind in kinds if isinstance(kinds, list) else [kinds]:
         if kind != "full_attention":
             raise ConfigError(unknown("layer type", kind, ("full_attention",)))
     if data.get("quantization_config"):
@@ -185,8 +187,8 @@ def _rope(data: Mapping[str, Any]) -> tuple[float, RopeScaling | None]:
 
 def _read_scaling(values: Mapping[str, Any]) -> RopeScaling:
     factor, low, high = (_number(values, name) for name in _LLAMA3_KEYS[:3])
-    if factor <= 0 or low >= high:
-        raise ConfigError(f"llama3 rope scaling needs factor > 0 and low < high, not {factor}, {low}, {high}")
+    if low >= high:
+        raise ConfigError(f"llama3 rope scaling needs low < high, not {low}, {high}")
     original = _count(values, _LLAMA3_KEYS[3])
     return RopeScaling(factor=factor, low_freq_factor=low, high_freq_factor=high, original_context_tokens=original)
 
@@ -213,6 +215,13 @@ def _number(data: Mapping[str, Any], name: str, default: float | None = None) ->
     value = default if value is None else value
     if value is None:
         raise ConfigError(f"{name} is missing from the model's configuration")
-    if isinstance(value, bool) or not isinstance(value, int | float):
-        raise ConfigError(f"{name} must be a number, not {value!r}")
+    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value <= sys.float_info.max:
+        raise ConfigError(f"{name} must be a number above 0, not {value!r}")
     return float(value)
+
+
+def _flag(data: Mapping[str, Any], name: str) -> bool:
+    value = data.get(name) or False
+    if not isinstance(value, bool):
+        raise ConfigError(f"{name} must be true or false, not {value!r}")
+    return value

@@ -16,7 +16,7 @@ from nanoserve.ops import TorchOps
 def quantize(weight: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     """Weights [outputs, inputs] as int8 and a float32 scale [outputs]: the largest of each output becomes 127."""
     scales = weight.abs().amax(dim=1).float().clamp(min=1e-12) / 127
-    return (weight / scales[:, None]).round().to(torch.int8), scales
+    return (weight / scales[:, None]).round_().to(torch.int8), scales
 
 
 class Int8Ops(TorchOps):

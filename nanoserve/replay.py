@@ -144,10 +144,12 @@ class Inputs:
         _, _, slots, contexts = self._rows[:, :size].copy_(sent[rows_there].view(4, size))
         self._contexts[:size].copy_(contexts)
         self._lines[: size * self._pool.num_heads].copy_(self._pool.lines_to_write(slots))
+        for row in new:  # what fails from here on is sent again
+            self._held[row] = []
         if new:
             tables_there = sent[new_there.stop :].view(-1, width).int()
             self._tables[:, :width].index_copy_(0, sent[new_there], tables_there)
-        for row, blocks in new.items():  # only now: what fails before is sent again
+        for row, blocks in new.items():
             self._held[row] = blocks
 
     def first(self, size: int, backend: str) -> tuple[torch.Tensor, torch.Tensor, DecodeStep]:

@@ -18,9 +18,10 @@ import torch
 from safetensors import SafetensorError, safe_open
 
 from nanoserve import catalog
-from nanoserve.compute import choose_ops, native_library, prepare
+from nanoserve.compute import choose_ops, prepare
 from nanoserve.config import DTYPES, EngineConfig, ModelConfig
-from nanoserve.errors import ConfigError, KernelError, WeightsError, unknown
+from nanoserve.cpu.build import multiplies_bfloat16
+from nanoserve.errors import ConfigError, WeightsError, unknown
 from nanoserve.hf_config import parse_eos, parse_hf_config
 from nanoserve.models.families import CLASSES, Model, build_model
 from nanoserve.ops import TORCH, Ops, TorchOps
@@ -70,7 +71,7 @@ def load_model(config: EngineConfig, before_weights: Check = lambda *_: None) ->
     Raises ConfigError for a device, dtype or shape that cannot work, ModelError, FetchError or WeightsError otherwise.
     """
     device = resolve_device(config.device)
-    dtype = resolve_dtype(config.dtype, device)
+    dtype = resolve_dtype(config.dtype, device, config.kernels)
     checkpoint = _open(catalog.resolve(config.model), dtype, config.seed)
     before_weights(checkpoint.config, checkpoint.tokenizer)
     ops, notes = choose_ops(config, checkpoint.config, device, dtype)
@@ -95,10 +96,10 @@ def resolve_device(name: str) -> torch.device:
     return torch.device("cuda", int(name[5:]) if ":" in name else torch.cuda.current_device())
 
 
-def resolve_dtype(name: str, device: torch.device) -> torch.dtype:
+def resolve_dtype(name: str, device: torch.device, kernels: str = "auto") -> torch.dtype:
     """`auto` is bfloat16 on a GPU that computes in it, else float16 on a GPU.
 
-    On a CPU it is bfloat16 where compiled kernels multiply it, else float32, which plain torch multiplies faster.
+    On a CPU it is bfloat16 where the processor multiplies it, or `kernels` are asked for that do, else float32.
     """
     if name not in DTYPES:
         raise ConfigError(unknown("dtype", name, DTYPES))
@@ -107,7 +108,7 @@ def resolve_dtype(name: str, device: torch.device) -> torch.dtype:
     if device.type == "cuda":
         native = torch.cuda.get_device_capability(device) >= (8, 0)  # before that, bfloat16 is emulated
         return torch.bfloat16 if native else torch.float16
-    return torch.float32 if isinstance(native_library(), KernelError) else torch.bfloat16
+    return torch.bfloat16 if kernels == "native" or multiplies_bfloat16() else torch.float32
 
 
 def _open(source: catalog.ModelSource, dtype: torch.dtype, seed: int) -> _Checkpoint:

@@ -161,6 +161,12 @@ def test_what_is_not_computed_of_gpt2_is_refused_in_one_line(change, words):
         ({"hidden_size": "64"}, "hidden_size must be a whole number of at least 1, not '64'"),
         ({"num_attention_heads": 0}, "num_attention_heads"),
         ({"rms_norm_eps": "small"}, "rms_norm_eps must be a number"),
+        ({"rms_norm_eps": float("nan")}, "rms_norm_eps must be a number above 0, not nan"),
+        ({"rope_theta": 0}, "rope_theta must be a number above 0, not 0"),
+        ({"rope_theta": 10**400}, "rope_theta must be a number above 0"),
+        ({"rope_scaling": {**LLAMA3, "factor": float("inf")}}, "factor must be a number above 0, not inf"),
+        ({"layer_types": 2}, "unknown layer type 2; choose one of: full_attention"),
+        ({"tie_word_embeddings": "false"}, "tie_word_embeddings must be true or false, not 'false'"),
         ({"num_key_value_heads": 3}, "no multiple"),
     ],
 )

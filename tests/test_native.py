@@ -2,6 +2,8 @@
 
 import dataclasses
 import shutil
+import subprocess
+import sys
 import tomllib
 from pathlib import Path
 
@@ -10,16 +12,18 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
+from benchmarks.harness.counters import count_work
 from nanoserve import Engine, EngineConfig, SamplingParams
 from nanoserve.cache.contiguous import ContiguousCache
 from nanoserve.cache.kv import ALL_ROWS, InBlocks, NoCache, Stored
 from nanoserve.catalog import SHAPES, cache_dir
-from nanoserve.compute import choose_ops
+from nanoserve.compute import choose_ops, prepare
 from nanoserve.config import FAMILIES
 from nanoserve.cpu import build
 from nanoserve.errors import ConfigError, FetchError, KernelError, ModelError
 from nanoserve.models.families import build_model
 from nanoserve.ops import TORCH
+from nanoserve.tokenizer import ByteTokenizer
 from nanoserve.weights import LoadedModel, load_model
 
 BF16_STEP = 2**-8
@@ -105,6 +109,22 @@ def test_rows_are_norms_rotations_and_gates():
     assert_close(ops.rotate(heads.clone(), ops.rope(frequencies, positions, torch.bfloat16)), right)
 
 
+@pytest.mark.parametrize("largest", [400, 1e30])
+@torch.inference_mode()
+def test_an_activation_of_a_number_far_from_zero_is_a_number(largest):
+    """Where exp is infinite, its reciprocal is 0, in vectors and in what is left over behind them."""
+    ops, inputs = make_ops(), torch.linspace(-largest, largest, 61).bfloat16()[None]
+    assert_close(ops.gate(inputs, torch.ones_like(inputs)), TORCH.gate(inputs.float(), torch.ones_like(inputs)))
+    assert_close(ops.gelu(inputs), TORCH.gelu(inputs.double()))
+
+
+@pytest.mark.parametrize("quantize", ["none", "int8"])
+@torch.inference_mode()
+def test_no_rows_have_no_product(quantize):
+    (found,) = make_ops(quantize=quantize).project(numbers(0, 64), [matrix(64, 40)])
+    assert found.shape == (0, 40)
+
+
 def dense(queries, keys, values):
     """The obvious way, in float32: the last rows of a causal attention. Keys and values [kv_heads, context, dim]."""
     group, num_new, context = queries.shape[1] // keys.shape[0], queries.shape[0], keys.shape[1]
@@ -155,6 +175,20 @@ def loaded_once():
     return load()
 
 
+@pytest.fixture(scope="module", name="varied")
+@torch.inference_mode()
+def varied_once():
+    """A model whose answers depend on everything that it has read: its weights are ten times as large."""
+    config, ops, generator = SHAPES["tiny"], make_ops(), torch.Generator().manual_seed(0)
+    model = build_model(config, ops).bfloat16().requires_grad_(False)
+    for weight in model.parameters():
+        if weight.ndim > 1:
+            weight.normal_(0, 0.2, generator=generator)
+    prepare(model, ops, torch.device("cpu"))
+    tokenizer = ByteTokenizer(config.vocab_size)
+    return LoadedModel(model, tokenizer, config, "varied", torch.device("cpu"), torch.bfloat16, ops=ops)
+
+
 def small_shape(family):
     """A shape of its own for each family that random weights can be drawn for."""
     same = SHAPES["tiny"].num_heads if family == "gpt2" else SHAPES["tiny"].num_kv_heads
@@ -199,11 +233,11 @@ def test_a_row_does_not_depend_on_what_stands_beside_it(loaded):
     assert torch.equal(each, loaded.model.compute_logits(whole))
 
 
-def test_a_request_has_the_same_tokens_alone_in_a_batch_and_after_a_preemption(loaded):
+def test_a_request_has_the_same_tokens_alone_in_a_batch_and_after_a_preemption(varied):
     prompts = [[number, *range(length)] for number, length in enumerate((3, 40, 17, 90, 5))]
     params = SamplingParams(max_new_tokens=24, ignore_eos=True)
-    alone = [Engine(loaded, num_blocks=64).generate([prompt], params)[0].token_ids for prompt in prompts]
-    tight = Engine(loaded, num_blocks=12, max_step_tokens=33)
+    alone = [Engine(varied, num_blocks=64).generate([prompt], params)[0].token_ids for prompt in prompts]
+    tight = Engine(varied, num_blocks=12, max_step_tokens=33)
     assert [each.token_ids for each in tight.generate(prompts, params)] == alone
     assert tight.counts.num_preemptions
 
@@ -254,11 +288,27 @@ def test_int8_costs_less_than_a_hundredth_of_perplexity():
 
 
 @pytest.mark.parametrize("cache", ["contiguous", "growing", "none"])
-def test_requests_with_caches_of_their_own_have_the_same_tokens_together(loaded, cache):
+def test_requests_with_caches_of_their_own_have_the_same_tokens_together_and_alone(varied, cache):
     prompts, params = [[7, *range(30)], [9], [1, 2, 3]], SamplingParams(max_new_tokens=9, ignore_eos=True)
-    alone = [Engine(loaded).generate(prompt, params)[0].token_ids for prompt in prompts]
-    assert [each.token_ids for each in Engine(loaded, cache=cache).generate(prompts, params)] == alone
-    assert [each.token_ids for each in Engine(loaded, graphs="off").generate(prompts, params)] == alone
+    right = [Engine(varied).generate(prompt, params)[0].token_ids for prompt in prompts]
+    assert [each.token_ids for each in Engine(varied, cache=cache).generate(prompts, params)] == right
+    assert [Engine(varied, cache=cache).generate(prompt, params)[0].token_ids for prompt in prompts] == right
+    assert [each.token_ids for each in Engine(varied, graphs="off").generate(prompts, params)] == right
+
+
+@pytest.mark.parametrize("options", [{}, {"graphs": "off"}, {"cache": "contiguous"}])
+def test_whoever_watches_sees_every_product_of_every_step(loaded, options):
+    """Of a prompt of 9 positions, and of one behind it, with the head's one row each."""
+    engine, shape = Engine(loaded, max_running=1, **options), loaded.config
+    engine.warm_up()
+    engine.add_request([*range(9)], SamplingParams(max_new_tokens=4, ignore_eos=True))
+    attention = 2 * shape.hidden_size * shape.head_dim * (shape.num_heads + shape.num_kv_heads)
+    layer = attention + 3 * shape.hidden_size * shape.intermediate_size
+    for num_new, context in ((9, 9), (1, 10)):
+        _, work = count_work(engine.step, warmups=0)
+        pairs = 4 * num_new * context * shape.num_heads * shape.head_dim
+        products = shape.num_layers * (2 * num_new * layer + pairs) + 2 * shape.vocab_size * shape.hidden_size
+        assert work.flops == products
 
 
 @torch.inference_mode()
@@ -275,6 +325,15 @@ def test_what_was_recorded_runs_again_on_new_inputs(loaded):
     assert torch.equal(found, run())
     ids.fill_(3)
     assert not torch.equal(found, run())
+
+
+@pytest.mark.slow
+def test_the_first_step_that_is_recorded_does_not_import_a_compiler():
+    code = (
+        "import sys; from nanoserve import Engine; Engine.load('tiny', dtype='bfloat16', device='cpu').generate('Hi'); "
+        "assert 'torch._dynamo' not in sys.modules"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True)
 
 
 def test_kernels_are_for_bfloat16_on_a_cpu():
@@ -306,10 +365,29 @@ def test_without_kernels_torch_computes_and_says_why(monkeypatch, tmp_path, plan
     build.load_library.cache_clear()
 
 
-def test_a_shape_with_an_odd_width_is_left_to_torch():
-    odd = dataclasses.replace(SHAPES["tiny"], intermediate_size=127)
-    ops, (note,) = choose_ops(EngineConfig(), odd, torch.device("cpu"), torch.bfloat16)
-    assert (ops, note) == (TORCH, "plain torch computes the model: compiled kernels need even widths, not 127")
+def test_kernels_that_were_asked_for_and_cannot_be_are_told_whatever_the_dtype(monkeypatch, tmp_path):
+    """A file that is no program stands where the compiler is sought."""
+    compiler = tmp_path / "g++"
+    compiler.write_text("no program")
+    compiler.chmod(0o755)
+    monkeypatch.setattr(build, "_COMPILERS", (str(compiler),))
+    build.load_library.cache_clear()
+    with pytest.raises(KernelError, match=r"the compiler does not run: .*Exec format"):
+        load_model(EngineConfig(model="tiny", device="cpu", kernels="native"))
+    loaded = load_model(EngineConfig(model="tiny", device="cpu"))
+    assert loaded.dtype == torch.bfloat16
+    assert "the compiler does not run" in loaded.notes[0]
+    build.load_library.cache_clear()
+
+
+@pytest.mark.parametrize(
+    ("odd", "number"),
+    [({"intermediate_size": 127}, 127), ({"family": "gpt2", "head_dim": 5, "hidden_size": 20, "num_kv_heads": 4}, 5)],
+)
+def test_a_shape_with_an_odd_width_is_left_to_torch(odd, number):
+    shape = dataclasses.replace(SHAPES["tiny"], **odd)
+    ops, (note,) = choose_ops(EngineConfig(), shape, torch.device("cpu"), torch.bfloat16)
+    assert (ops, note) == (TORCH, f"plain torch computes the model: compiled kernels need even widths, not {number}")
 
 
 @pytest.mark.parametrize("quantize", ["none", "int8"])

@@ -10,7 +10,7 @@ from transformers import GenerationConfig, LlamaConfig, LlamaForCausalLM
 
 from nanoserve import catalog, weights
 from nanoserve.config import EngineConfig
-from nanoserve.errors import ConfigError, FetchError, KernelError, WeightsError
+from nanoserve.errors import ConfigError, FetchError, WeightsError
 from nanoserve.hf_config import parse_hf_config
 from nanoserve.tokenizer import ByteTokenizer, HFTokenizer
 from nanoserve.weights import load_model, resolve_device, resolve_dtype
@@ -240,9 +240,10 @@ def test_auto_depends_on_the_device(monkeypatch):
     assert resolve_dtype("auto", gpu) == torch.bfloat16
     fake_gpus(monkeypatch, 1, (7, 5))
     assert resolve_dtype("auto", gpu) == torch.float16
-    monkeypatch.setattr(weights, "native_library", lambda: KernelError("no compiler"))
+    monkeypatch.setattr(weights, "multiplies_bfloat16", lambda: False)
     assert resolve_dtype("auto", CPU) == torch.float32
-    monkeypatch.setattr(weights, "native_library", lambda: "compiled")
+    assert resolve_dtype("auto", CPU, "native") == torch.bfloat16
+    monkeypatch.setattr(weights, "multiplies_bfloat16", lambda: True)
     assert resolve_dtype("auto", CPU) == torch.bfloat16
     with pytest.raises(ConfigError, match="unknown dtype 'int8'; choose one of: auto, float32"):
         resolve_dtype("int8", CPU)

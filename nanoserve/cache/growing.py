@@ -24,7 +24,9 @@ class GrowingCache:
 
     def extend(self, layer: int, keys: torch.Tensor, values: torch.Tensor) -> Iterator[Stored]:
         held, keys, values = self._layers[layer], keys.transpose(0, 1), values.transpose(0, 1)
-        if held is not None:
+        if held is None:
+            keys, values = keys.clone(), values.clone()  # what was given may be overwritten by the next operation
+        else:
             keys, values = torch.cat((held[0], keys), dim=1), torch.cat((held[1], values), dim=1)
         self._layers[layer] = keys, values
         yield Stored(ALL_ROWS, keys[None], values[None])

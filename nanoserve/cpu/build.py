@@ -31,7 +31,7 @@ def load_library(folder: Path) -> ctypes.CDLL:
     Raises KernelError, with the reason, where the processor lacks AVX512-BF16 or nothing can compile.
     """
     processor = _processor()
-    if not {"avx512_bf16", "avx512_vnni"} <= {*processor.split()}:
+    if not multiplies_bfloat16():
         raise KernelError("this processor does not multiply bfloat16 (AVX512-BF16 and VNNI)")
     compiler = next(filter(None, map(shutil.which, _COMPILERS)), None)
     if compiler is None:
@@ -44,7 +44,12 @@ def load_library(folder: Path) -> ctypes.CDLL:
     try:
         return ctypes.CDLL(str(path))
     except OSError as error:
-        raise KernelError(f"{path} cannot be loaded: {one_line(error)}") from error
+        raise KernelError(f"{path} cannot be loaded, delete it: {one_line(error)}") from error
+
+
+def multiplies_bfloat16() -> bool:
+    """Whether this processor has the instructions, kernels or not."""
+    return {"avx512_bf16", "avx512_vnni"} <= {*_processor().split()}
 
 
 def _processor() -> str:
@@ -57,8 +62,7 @@ def _processor() -> str:
 
 
 def _version(compiler: str) -> str:
-    done = subprocess.run([compiler, "--version"], capture_output=True, text=True, check=False, timeout=_TIMEOUT_S)
-    return done.stdout
+    return _told_by([compiler, "--version"]).stdout
 
 
 def _compile(compiler: str, path: Path) -> None:
@@ -70,12 +74,22 @@ def _compile(compiler: str, path: Path) -> None:
             _run([compiler, *_COMPILE, str(_SOURCE), "-o", str(compiled)])
             _run([compiler, *_LINK, str(compiled), "-o", str(linked)])
             os.replace(linked, path)
-    except (OSError, subprocess.TimeoutExpired) as error:
+    except OSError as error:
         raise KernelError(f"the kernels could not be compiled: {one_line(error)}") from error
 
 
 def _run(command: list[str]) -> None:
-    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=_TIMEOUT_S)
+    done = _told_by(command)
     if done.returncode:
-        reason = next((line for line in done.stderr.splitlines() if "error" in line), done.stderr.strip())
+        lines = done.stderr.split("\n")
+        reason = next((line for line in lines if "error" in line), lines[0] or f"exit status {done.returncode}")
         raise KernelError(f"{Path(command[0]).name} could not compile the kernels: {reason}")
+
+
+def _told_by(command: list[str]) -> subprocess.CompletedProcess[str]:
+    try:
+        return subprocess.run(
+            command, capture_output=True, text=True, errors="replace", check=False, timeout=_TIMEOUT_S
+        )
+    except (OSError, subprocess.TimeoutExpired) as error:
+        raise KernelError(f"the compiler does not run: {one_line(error)}") from error

@@ -67,6 +67,7 @@ void linear(const Op& op, Team team) {
   static thread_local Quantized quantized;
   const int64_t panels = (op.n[2] + PANEL - 1) / PANEL, padded = (op.n[0] + ROWS - 1) / ROWS * ROWS;
   const bool is_int8 = op.at[5], has_few_rows = op.n[0] <= ROWS;
+  if (!op.n[0]) return;
   if (is_int8 && has_few_rows) quantized.fill((const bf16*)op.at[0], op.n[0], op.n[1], op.n[3]);
   else if (is_int8) wide.resize(4 * 2048 * PANEL);
   sums.resize(4 * padded * PANEL);

@@ -198,8 +198,14 @@ class NativeOps:
 
     @contextlib.contextmanager
     def together(self) -> Iterator[None]:
-        """See `Ops`. Between two heavy operations Python finds its caches empty: it is faster when it goes first."""
+        """See `Ops`. Between two heavy operations Python finds its caches empty: it is faster when it goes first.
+
+        Whoever watches sees each operation when it is asked for.
+        """
         assert self._queue is None, "one step inside another"
+        if watched.is_watched():
+            yield
+            return
         queue = self._queue = []
         try:
             yield
@@ -269,6 +275,11 @@ def _packed_op(name: str, at: Tensors, counts: Sequence[int], scale: float) -> b
 
 class _ViewsOnly(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Refuses every operation of torch that computes something."""
+
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        """Nobody compiles a recording: torch need not import its compiler, for a second, to leave this alone."""
+        return False
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if not func.is_view:

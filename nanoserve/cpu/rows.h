@@ -45,13 +45,16 @@ void add(const Op& op, Team team) {
     left[i] = narrow(widen(left[i]) + widen(right[i]));
 }
 
+// x / (1 + exp(-power)). An infinite divisor would be a NaN: with -ffast-math a division begins with an estimate.
+float sigmoid_times(float x, float power) { return x / (1 + std::exp(std::min(-power, 80.0f))); }
+
 // out [rows, width] = gelu(inputs), by its tanh formula. at: inputs, out. n: rows, width.
 void gelu(const Op& op, Team team) {
   const bf16* in = (const bf16*)op.at[0];
   bf16* out = (bf16*)op.at[1];
   for (int64_t i = team.begin(op.n[0]) * op.n[1]; i < team.end(op.n[0]) * op.n[1]; i++) {
-    const float x = widen(in[i]), inner = 1.5957691216f * (x + 0.044715f * x * x * x);
-    out[i] = narrow(x / (1 + std::exp(-inner)));
+    const float x = widen(in[i]);
+    out[i] = narrow(sigmoid_times(x, 1.5957691216f * (x + 0.044715f * x * x * x)));
   }
 }
 
@@ -91,7 +94,7 @@ void gate(const Op& op, Team team) {
     bf16* out = (bf16*)op.at[2] + row * width;
     for (int64_t i = from; i < to; i++) {
       const float x = widen(gates[i]);
-      out[i] = narrow(widen(narrow(x / (1 + std::exp(-x)))) * widen(ups[i]));
+      out[i] = narrow(widen(narrow(sigmoid_times(x, x))) * widen(ups[i]));
     }
   }
 }

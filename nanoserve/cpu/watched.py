@@ -3,6 +3,8 @@
 Knows names and FLOPs. Refuses to know kernels: when nobody watches, they are called without this detour.
 """
 
+import itertools
+import operator
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -26,10 +28,10 @@ def is_watched() -> bool:
 
 def show(call: Call, name: str, at: Sequence[torch.Tensor | None], counts: Sequence[int], scale: float) -> None:
     """Let `call` run an operation inside an operator that is seen, and that has its FLOPs as an argument."""
-    operator: Any = getattr(torch.ops.nanoserve, name)
+    shown: Any = getattr(torch.ops.nanoserve, name)
     _CALLS.append(call)
     try:
-        operator(at, counts, scale, _flops(name, at, counts))
+        shown(at, counts, scale, _flops(name, at, counts))
     finally:
         _CALLS.pop()
 
@@ -61,5 +63,6 @@ def _flops(name: str, at: Sequence[torch.Tensor | None], counts: Sequence[int]) 
     _, num_heads, _, head_dim, *_ = counts
     contexts, starts = at[5], at[6]
     assert contexts is not None
-    rows_of = torch.ones_like(contexts) if starts is None else starts.diff()
-    return 4 * num_heads * head_dim * int(rows_of @ contexts)
+    ends = range(len(contexts) + 1) if starts is None else starts.tolist()  # no product here, which would be counted
+    pairs: int = sum(map(operator.mul, (b - a for a, b in itertools.pairwise(ends)), contexts.tolist()))
+    return 4 * num_heads * head_dim * pairs

@@ -11,6 +11,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from benchmarks.harness.errors import PeerError
+
+_FAMILIES = ("llama", "mistral")
 _TOP_NAMES = {
     "model.embed_tokens": "token_embd",
     "model.norm": "output_norm",
@@ -30,10 +33,12 @@ _LAYER_NAMES = {
 
 
 def write_gguf(folder: Path, path: Path) -> None:
-    """Write `path` as a whole or not at all. Raises KeyError for a tensor that no Llama has."""
+    """Write `path` as a whole or not at all. Raises PeerError for a model that is no Llama."""
     import gguf
 
     config = json.loads((folder / "config.json").read_text("utf-8"))
+    if config["model_type"] not in _FAMILIES:
+        raise PeerError(f"no GGUF file is written of a {config['model_type']}; only of: {', '.join(_FAMILIES)}")
     spare = path.with_name(f".{path.name}.tmp")
     path.parent.mkdir(parents=True, exist_ok=True)
     writer = gguf.GGUFWriter(spare, "llama")

@@ -67,8 +67,8 @@ def foot(told: Document) -> Iterator[str]:
     yield from _few(told, most)
     for name, each in told["agreement"].items():
         yield (
-            f"greedy tokens of {name} against ours, of {each['num_runs']} x {each['num_tokens']}: the first one agrees "
-            f"in {each['num_equal_first']}, all in {each['num_equal_runs']}; the median before a difference is "
+            f"greedy tokens of {name} against nanoserve's, of {each['num_runs']} x {each['num_tokens']}: the first "
+            f"agrees in {each['num_equal_first']}, all in {each['num_equal_runs']}; the median before a difference is "
             f"{each['median_equal']:g}"
         )
     yield from _share_lines(told["shares"])
@@ -80,6 +80,7 @@ def foot(told: Document) -> Iterator[str]:
     for peer in told["peers"]:
         versions = ", ".join(f"{name} {version}" for name, version in peer["said"].get("versions", {}).items())
         yield f"{peer['name']}: {peer['what']}; weights {peer['dtype']}{'; ' if versions else ''}{versions}"
+        yield from (f"! {peer['name']}: {note}" for note in peer["said"].get("notes", ()))
 
 
 def _failures(told: Document) -> Iterator[str]:

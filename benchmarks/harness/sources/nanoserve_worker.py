@@ -33,7 +33,7 @@ def load(settings: dict[str, Any]) -> tuple[Serve, dict[str, Any]]:
 
     torch.set_num_threads(settings["num_threads"])
     engine = Engine.load(settings["model"], **settings["engine"])
-    return Stepping(engine), {"versions": versions("nanoserve", "torch")}
+    return Stepping(engine), {"versions": versions("nanoserve", "torch"), "notes": list(getattr(engine, "notes", ()))}
 
 
 if __name__ == "__main__":
