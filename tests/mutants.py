@@ -39,7 +39,7 @@ from benchmarks.harness.errors import GitHubError
 from benchmarks.harness.github import client, comments, issues
 from benchmarks.harness.gpu import choice, memory, nvidia, steadiness
 from benchmarks.harness.nightly import closing, merging, missed
-from benchmarks.harness.peers import columns, rounds, summary
+from benchmarks.harness.peers import columns, rounds, summary, table
 from benchmarks.harness.timing import Stamp
 
 
@@ -474,6 +474,14 @@ def _():
 def _():
     right = summary.ratios
     everywhere(right, lambda found, peers, *, is_more_better: right(found, peers, is_more_better=not is_more_better))
+
+
+@mutant("a median on the good side is ahead, whatever its interval", seen_by="peers")
+def _():
+    def wrong(ratio, is_more_better):
+        return ", ahead" if (ratio["value"] > 1) == is_more_better else ", behind"
+
+    everywhere(table._verdict, wrong)
 
 
 @mutant("decode throughput counts the prefill", seen_by="peers")

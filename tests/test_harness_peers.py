@@ -266,9 +266,19 @@ def test_the_table_holds_medians_spread_and_ratio_and_the_foot_says_why_a_cell_i
     assert "ours: ours; weights bfloat16; torch 2" in foot
 
 
-def test_who_is_ahead_is_said():
-    (row,) = table.rows(told(turns_of(ours=[2], a=[4])))
-    assert row[-1] == "0.50 x a, ahead"
+@pytest.mark.parametrize(
+    ("ours", "words"),
+    [
+        ([2] * 6, "0.50 [0.50 .. 0.50] x a, ahead"),
+        ([8] * 6, "2.00 [2.00 .. 2.00] x a, behind"),
+        ([2, 2, 2, 2, 4, 8], "0.50 [0.50 .. 1.56] x a"),
+        ([4] * 6, "1.00 [1.00 .. 1.00] x a"),
+        ([2] * 5, "0.50 x a"),
+    ],
+)
+def test_who_is_ahead_is_said_where_the_interval_says_so(ours, words):
+    (row,) = table.rows(told(turns_of(ours=ours, a=[4] * len(ours))))
+    assert row[-1] == words
 
 
 def test_fewer_rounds_are_told():

@@ -223,6 +223,16 @@ def test_what_cannot_be_is_said_before_anything_is_made(command, tmp_path, words
     assert [*tmp_path.iterdir()] == []
 
 
+def test_a_folder_that_takes_no_file_is_told_before_anything_is_measured(command, tmp_path, monkeypatch):
+    from benchmarks.harness.peers import cli
+
+    (tmp_path / "out").write_text("a file")
+    monkeypatch.setattr(cli, "_measure", lambda *given: pytest.fail("measured in vain"))
+    done = command("--peer", "nanoserve", "--output", str(tmp_path / "out"))
+    assert done.exit_code == 2
+    assert "File exists" in done.stderr
+
+
 def test_both_files_and_the_table_come_of_one_document(command, tmp_path, monkeypatch):
     from benchmarks.harness.peers import cli
 

@@ -6,6 +6,7 @@ Knows options, folders and exit codes. Refuses to measure.
 import json
 import shlex
 import sys
+import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
@@ -81,11 +82,19 @@ def peers(
                 typer.echo(_listed())
             else:
                 choice = Choice(_there(peer or [], progress), wanted, rounds, threads, seed)
+                _refuse_unwritable(output)
                 for each in model or ["smollm2-135m"]:
                     _measure(each, choice, output / file_name(each), progress)
     except (InstrumentError, OSError) as error:
         typer.echo(f"error: {error}", err=True)
         sys.exit(2)
+
+
+def _refuse_unwritable(folder: Path) -> None:
+    """What takes an hour to measure must not be lost in the end: OSError for a folder that takes no file."""
+    folder.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryFile(dir=folder):
+        pass
 
 
 def _environments() -> "Environments":

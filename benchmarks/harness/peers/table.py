@@ -49,10 +49,16 @@ def _cell_text(cell: Mapping[str, Any]) -> str:
 def _ratio_text(column: Mapping[str, Any], ours: str) -> str:
     for each in column["ratios"]:
         if each["ours"] == ours and each["value"] is not None:
-            is_ahead = (each["value"] > 1) == column["is_more_better"]
             ends = "" if each["low"] is None else f" [{each['low']:.2f} .. {each['high']:.2f}]"
-            return f"{each['value']:.2f}{ends} x {each['best']}{', ahead' if is_ahead else ''}"
+            return f"{each['value']:.2f}{ends} x {each['best']}{_verdict(each, column['is_more_better'])}"
     return ""
+
+
+def _verdict(ratio: Mapping[str, Any], is_more_better: bool) -> str:
+    """Given by the interval alone: without one, and with a 1 in it, nobody is ahead."""
+    if ratio["low"] is None or ratio["low"] <= 1 <= ratio["high"]:
+        return ""
+    return ", ahead" if (ratio["low"] > 1) == is_more_better else ", behind"
 
 
 def foot(told: Document) -> Iterator[str]:
