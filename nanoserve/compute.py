@@ -66,4 +66,12 @@ def prepare(model: Model, ops: Ops, device: torch.device) -> Ops:
         return fuse(model) if device.type == "cuda" else TORCH
     zero = torch.zeros(1, dtype=torch.long, device=device)
     model.compute_logits(model(zero, zero, NoCache()))
+    _give_back()
     return ops
+
+
+def _give_back() -> None:
+    """Matrices that were made anew have been freed: glibc would keep that memory, as much as the model takes."""
+    trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
+    if trim is not None:
+        trim(0)
