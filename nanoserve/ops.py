@@ -14,7 +14,7 @@ import torch.nn.functional as F
 from torch import nn
 
 from nanoserve.attention import attend_some
-from nanoserve.cache.kv import InBlocks, Stored
+from nanoserve.cache.kv import InBlocks, Stored, copy_lines
 
 Rope = tuple[torch.Tensor, torch.Tensor]
 
@@ -131,7 +131,7 @@ class TorchOps:
         return F.gelu(inputs, approximate="tanh")
 
     def store(self, lines: torch.Tensor, places: torch.Tensor, new: torch.Tensor) -> None:
-        lines.index_copy_(0, places, new.flatten(0, 1))
+        copy_lines(lines, places, new)
 
     def attend(self, queries: torch.Tensor, stored: Stored | InBlocks) -> torch.Tensor:
         return attend_some(queries, stored)

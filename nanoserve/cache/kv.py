@@ -12,6 +12,11 @@ import torch
 ALL_ROWS = slice(None)
 
 
+def copy_lines(lines: torch.Tensor, places: torch.Tensor, new: torch.Tensor) -> None:
+    """Write new [rows, kv_heads, head_dim] to lines [lines, head_dim], at places [rows x kv_heads]."""
+    lines.index_copy_(0, places, new.flatten(0, 1))
+
+
 class Stored(NamedTuple):
     """What some new positions attend to: which rows of the step they are, and [requests, kv_heads, context, head_dim].
 

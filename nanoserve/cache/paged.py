@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterator, Sequence
 import torch
 
 from nanoserve.cache.blocks import BlockTable
-from nanoserve.cache.kv import InBlocks, Stored
+from nanoserve.cache.kv import InBlocks, Stored, copy_lines
 from nanoserve.config import ModelConfig
 from nanoserve.staging import Ints
 
@@ -35,10 +35,6 @@ _chained = itertools.chain.from_iterable
 Store = Callable[[torch.Tensor, torch.Tensor, torch.Tensor], object]
 
 
-def _copy_lines(lines: torch.Tensor, places: torch.Tensor, new: torch.Tensor) -> None:
-    lines.index_copy_(0, places, new.flatten(0, 1))
-
-
 class PagedPool:
     """Keys and values [layers, 2, kv_heads, slots, head_dim]; slot = block x block size + offset.
 
@@ -54,7 +50,7 @@ class PagedPool:
         dtype: torch.dtype,
         device: torch.device,
         *,
-        store: Store = _copy_lines,
+        store: Store = copy_lines,
         has_spare: bool = False,
     ) -> None:
         """`store` writes new keys or values [new, kv_heads, head_dim] to lines, at as many places.

@@ -7,6 +7,11 @@
 
 namespace {
 
+constexpr int64_t GROUP_PANELS = 4;  // panels that are summed together, one stream of memory each
+constexpr int64_t CHUNK = 2048;      // inputs of theirs that stay in the second cache while all rows pass
+
+int64_t whole_tiles(int64_t num_rows) { return (num_rows + ROWS - 1) / ROWS; }
+
 // What `linear` adds to its sums, and how it writes them: one panel's, for all rows.
 void finish(const Op& op, int64_t first, float* sums) {
   const bf16 *bias = (const bf16*)op.at[3], *residual = (const bf16*)op.at[4];
@@ -26,18 +31,17 @@ void finish(const Op& op, int64_t first, float* sums) {
 // A product's sums for up to 12 rows and up to 4 panels, of integers.
 void sum_int8(const Op& op, const Quantized& inputs, int64_t panel, int64_t group, float* sums) {
   const int64_t num_rows = op.n[0], num_inputs = op.n[1], apart = num_inputs * PANEL;
-  const bool streams = num_rows <= MOST_STREAMED && group == 4;
-  for (int64_t i = 0; i < group; i += streams ? 4 : 1)
+  const bool streams = num_rows <= MOST_STREAMED && group == GROUP_PANELS;
+  for (int64_t i = 0; i < group; i += streams ? GROUP_PANELS : 1)
     (streams ? STREAMS_INT8 : TILES_INT8)[num_rows](
         inputs.numbers.data(), num_inputs, inputs.scales.data(), inputs.groups,
         (const int8_t*)op.at[1] + (panel + i) * apart, apart, sums + i * ROWS * PANEL, ROWS * PANEL);
 }
 
-// The same for any number of rows, of bfloat16. Chunks of the panels stay in the second cache while all rows pass.
+// The same for any number of rows, of bfloat16, a chunk of inputs at a time.
 void sum_bf16(const Op& op, std::vector<bf16>& wide, int64_t panel, int64_t group, float* sums) {
-  constexpr int64_t CHUNK = 2048;
-  const int64_t num_rows = op.n[0], num_inputs = op.n[1], padded = (num_rows + ROWS - 1) / ROWS * ROWS;
-  const int64_t tiles = padded / ROWS, most = (num_rows + tiles - 1) / tiles;  // no tile of a row or two is left over
+  const int64_t num_rows = op.n[0], num_inputs = op.n[1], tiles = whole_tiles(num_rows), padded = tiles * ROWS;
+  const int64_t most = (num_rows + tiles - 1) / tiles;  // no tile of a row or two is left over
   const bool is_int8 = op.at[5];
   for (int64_t from = 0; from < num_inputs; from += CHUNK) {
     const int64_t num = std::min(CHUNK, num_inputs - from), place = (panel * num_inputs + from) * PANEL;
@@ -50,8 +54,8 @@ void sum_bf16(const Op& op, std::vector<bf16>& wide, int64_t panel, int64_t grou
     }
     for (int64_t row = 0; row < num_rows; row += most) {
       const int64_t some = std::min(most, num_rows - row);
-      const bool streams = some <= MOST_STREAMED && group == 4;
-      for (int64_t i = 0; i < group; i += streams ? 4 : 1)
+      const bool streams = some <= MOST_STREAMED && group == GROUP_PANELS;
+      for (int64_t i = 0; i < group; i += streams ? GROUP_PANELS : 1)
         (streams ? STREAMS : TILES)[some]((const bf16*)op.at[0] + row * op.n[3] + from, op.n[3], at + i * apart, apart,
                                           num / 2, sums + (i * padded + row) * PANEL, padded * PANEL);
     }
@@ -65,14 +69,14 @@ void linear(const Op& op, Team team) {
   static thread_local std::vector<float> sums;
   static thread_local std::vector<bf16> wide;
   static thread_local Quantized quantized;
-  const int64_t panels = (op.n[2] + PANEL - 1) / PANEL, padded = (op.n[0] + ROWS - 1) / ROWS * ROWS;
+  const int64_t panels = (op.n[2] + PANEL - 1) / PANEL, padded = whole_tiles(op.n[0]) * ROWS;
   const bool is_int8 = op.at[5], has_few_rows = op.n[0] <= ROWS;
   if (!op.n[0]) return;
   if (is_int8 && has_few_rows) quantized.fill((const bf16*)op.at[0], op.n[0], op.n[1], op.n[3]);
-  else if (is_int8) wide.resize(4 * 2048 * PANEL);
-  sums.resize(4 * padded * PANEL);
-  for (int64_t panel = team.begin(panels); panel < team.end(panels); panel += 4) {
-    const int64_t group = std::min<int64_t>(4, team.end(panels) - panel);
+  else if (is_int8) wide.resize(GROUP_PANELS * CHUNK * PANEL);
+  sums.resize(GROUP_PANELS * padded * PANEL);
+  for (int64_t panel = team.begin(panels); panel < team.end(panels); panel += GROUP_PANELS) {
+    const int64_t group = std::min(GROUP_PANELS, team.end(panels) - panel);
     std::fill(sums.begin(), sums.end(), 0.0f);
     if (is_int8 && has_few_rows) sum_int8(op, quantized, panel, group, sums.data());
     else sum_bf16(op, wide, panel, group, sums.data());
@@ -95,7 +99,7 @@ void embed(const Op& op, Team team) {
 }
 
 // Panels of a matrix [outputs, inputs] of 2 or 1 bytes a number; outputs beyond the last are zero.
-// at: matrix, panels. n: outputs, inputs, bytes.
+// at: matrix, panels. n: outputs, inputs.
 template <typename Number>
 void pack(const Op& op, Team team) {
   const int64_t outputs = op.n[0], inputs = op.n[1], panels = (outputs + PANEL - 1) / PANEL;

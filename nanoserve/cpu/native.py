@@ -186,7 +186,7 @@ class NativeOps:
             self._queue.append((name, at, counts, scale))
 
     def _execute(self, calls: Sequence[Called]) -> None:
-        self._call(b"".join(_packed_op(*each) for each in calls), len(calls), torch.get_num_threads())
+        self._call(_packed_ops(calls), len(calls), torch.get_num_threads())
 
     def _catch_up(self) -> None:
         """Torch is about to look at what was asked for."""
@@ -229,7 +229,7 @@ class NativeOps:
                 result = run()
         finally:
             self._queue = None
-        packed = b"".join(_packed_op(*each) for each in tape)
+        packed = _packed_ops(tape)
 
         def replay() -> T:
             if watched.is_watched():
@@ -266,6 +266,10 @@ class NativeOps:
             for matrix, weight in zip(packed.matrices, packed.weights(), strict=True)
         }
         return model.state_dict() | unpacked
+
+
+def _packed_ops(calls: Sequence[Called]) -> bytes:
+    return b"".join(_packed_op(*each) for each in calls)
 
 
 def _packed_op(name: str, at: Tensors, counts: Sequence[int], scale: float) -> bytes:
