@@ -20,7 +20,7 @@ class Inboxes(dict[str, list[TokenEvent | BaseException]]):
     def __init__(self) -> None:
         super().__init__()
         self.untold: list[TokenEvent] = []
-        self.errors: list[Exception] = []
+        self.errors: list[tuple[str, Exception]] = []
 
     def tell(self, event: TokenEvent) -> None:
         if event.request_id in self:
@@ -34,7 +34,7 @@ class Inboxes(dict[str, list[TokenEvent | BaseException]]):
             self[request_id].append(error)
         else:
             error.add_note(f"request {request_id!r} has left")
-            self.errors.append(error)
+            self.errors.append((request_id, error))
 
 
 class Answer:

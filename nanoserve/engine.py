@@ -15,9 +15,9 @@ import torch
 from nanoserve.answer import Answer, Answers, Inboxes, completion_of, told
 from nanoserve.attention import choose_backend
 from nanoserve.batch import make_memory
-from nanoserve.cache.prefix import PrefixCounts
 from nanoserve.config import EngineConfig, SamplingParams, SchedulerConfig
 from nanoserve.errors import ConfigError, unknown
+from nanoserve.gauges import Gauges
 from nanoserve.memory import plan_for
 from nanoserve.models.causal import CausalModel
 from nanoserve.prompts import Prompt, as_ids, as_list, for_each
@@ -25,14 +25,14 @@ from nanoserve.replay import choose_recorder, make_replays
 from nanoserve.request import Completion, Request, TokenEvent
 from nanoserve.sampling import Scores, sample_rows
 from nanoserve.scheduler import make_scheduler
-from nanoserve.seats import Counts, Scheduled
+from nanoserve.seats import Scheduled
 from nanoserve.tokenizer import Tokenizer
 from nanoserve.weights import Check, LoadedModel, load_model
 
 _OWN_OPTIONS = ("cache", "kv_memory", "prefix_cache", "attention", "graphs")  # of an EngineConfig: not the model's
 
 
-class Engine:
+class Engine(Gauges):
     """One model on one device, and the requests that it is answering. Not safe to call from two threads."""
 
     def __init__(
@@ -96,16 +96,6 @@ class Engine:
         return self._scheduler.has_work or bool(self._inboxes.untold or self._inboxes.errors)
 
     @property
-    def counts(self) -> Counts:
-        """What came about so far: steps, positions, preemptions. Grows with every step."""
-        return self._scheduler.counts
-
-    @property
-    def prefix_counts(self) -> PrefixCounts | None:
-        """What the prefix cache found, kept and gave up so far; None without one. Grows with every step."""
-        return None if self._scheduler.prefixes is None else self._scheduler.prefixes.counts
-
-    @property
     def notes(self) -> tuple[str, ...]:
         """What does not go as it was meant to, and why, in a sentence each."""
         return (*self.loaded.notes, *(self._replays.notes if self._replays else ()))
@@ -126,27 +116,6 @@ class Engine:
     def kv_bytes(self) -> int:
         """Bytes that keys and values take: the whole pool, or all that running requests have reserved."""
         return self._memory.num_bytes
-
-    @property
-    def num_kv_blocks(self) -> int | None:
-        """KV blocks that running requests hold, a shared one once; None without a pool."""
-        held = {block for table in self._scheduler.tables for block in table.blocks}
-        return None if self._scheduler.pool is None else len(held)
-
-    @property
-    def kv_waste_bytes(self) -> int | None:
-        """Bytes inside blocks that are held where no position lies; None without a pool."""
-        return self._bytes_of(sum(table.num_spare for table in self._scheduler.tables))
-
-    @property
-    def kv_unused_bytes(self) -> int | None:
-        """Bytes of the pool's blocks that no request holds; None without a pool."""
-        pool = self._scheduler.pool
-        return None if pool is None else self._bytes_of(pool.num_free * self._scheduler.config.block_size)
-
-    def _bytes_of(self, num_positions: int) -> int | None:
-        per_token = self.loaded.config.kv_bytes_per_token(self.loaded.dtype.itemsize)
-        return None if self._scheduler.pool is None else num_positions * per_token
 
     def add_request(
         self,
@@ -173,10 +142,19 @@ class Engine:
         it.
         """
         if self._inboxes.errors:
-            raise self._inboxes.errors.pop(0)
+            self._scheduler.admitted = ()
+            raise self._inboxes.errors.pop(0)[1]
         self._step()
         told, self._inboxes.untold = self._inboxes.untold, []
         return told
+
+    def take_failures(self) -> list[tuple[str, Exception]]:
+        """Requests that could not go on since this was last asked, and why; `step` does not raise what is taken here.
+
+        Those whose stream is read are not among them.
+        """
+        taken, self._inboxes.errors = self._inboxes.errors, []
+        return taken
 
     @torch.inference_mode()
     def _step(self) -> None:

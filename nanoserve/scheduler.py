@@ -44,6 +44,7 @@ class Scheduler:
             )
         self.prefixes, self._space = prefixes, space
         self.counts = Counts()
+        self.admitted: tuple[str, ...] = ()
         self._waiting: list[Seat] = []
         self._running: list[Seat] = []
         self._scheduled: list[Scheduled] = []
@@ -53,6 +54,14 @@ class Scheduler:
     @property
     def has_work(self) -> bool:
         return bool(self._waiting or self._running)
+
+    @property
+    def num_running(self) -> int:
+        return len(self._running)
+
+    @property
+    def num_waiting(self) -> int:
+        return len(self._waiting)
 
     @property
     def tables(self) -> list[BlockTable]:
@@ -87,9 +96,12 @@ class Scheduler:
             )
 
     def schedule(self) -> list[Scheduled]:
-        """What runs in the next step, oldest first. Empty only when there is no work."""
+        """What runs in the next step, oldest first. Empty only when there is no work.
+
+        `admitted` are the ids of those that are in a step for the first time.
+        """
         budget, place = self.config.max_step_tokens, 0
-        self._scheduled = []
+        self._scheduled, self.admitted = [], ()
         while place < len(self._running):  # the young ones may have been preempted meanwhile
             budget -= self._continue(self._running[place], budget - (len(self._running) - place - 1))
             place += 1
@@ -158,6 +170,7 @@ class Scheduler:
         """A request's hits are counted once. `num_computed` is what it has found now."""
         if seat.num_hits is None:
             seat.num_hits = seat.num_computed
+            self.admitted += (seat.request.request_id,)
             if self.prefixes is not None:
                 self.prefixes.admit(seat.path, len(seat.request.token_ids))
         self.counts.num_recomputed += max(0, seat.num_again - seat.num_computed)

@@ -121,3 +121,17 @@ def logits_seen(engine):
 
     engine._forward = look
     return seen
+
+
+def spoil_logits(engine, request_id, *, after=2):
+    """What comes of a request's logits after some tokens is no number."""
+    forward = engine._forward
+
+    def spoil(scheduled):
+        scores = forward(scheduled)
+        for row, each in enumerate(each for each in scheduled if each.samples):
+            if each.request.request_id == request_id and each.request.num_output_tokens == after:
+                scores.logits[row] = torch.nan
+        return scores
+
+    engine._forward = spoil

@@ -68,9 +68,10 @@ ENGINE = {
     "answer": "request sampling stopping tokenizer torch",
     "replay": "config errors batch sampling seats staging cache.paged models.causal weights torch",
     "batch": "config ops request seats staging cache.* weights torch",
+    "gauges": "seats scheduler cache.prefix weights",
     # Everything meets here.
     "engine": (
-        "errors config request prompts seats scheduler tokenizer cache.* models.* attention answer batch memory "
+        "errors config gauges request prompts seats scheduler tokenizer cache.* models.* attention answer batch memory "
         "replay sampling weights torch"
     ),
     "cli": "errors config typer | cache.sizing catalog engine memory request weights time datetime",
