@@ -129,9 +129,23 @@ class Engine(Gauges):
 
         Requests of a lower `priority` number go first.
         """
-        request = self._check(prompt, params, request_id, priority)
+        request = self.check(prompt, params, request_id, priority)
         self._scheduler.add(request)
         return request.request_id
+
+    def check(
+        self, prompt: Prompt, params: SamplingParams | None = None, request_id: str | None = None, priority: int = 0
+    ) -> Request:
+        """The request that a prompt and its parameters make. Raises RequestError for one that this engine cannot run.
+
+        Changes nothing, and may be called from any thread.
+        """
+        prompt_ids = self.tokenizer.encode(prompt) if isinstance(prompt, str) else as_ids(prompt)
+        name = request_id or f"request-{uuid.uuid4().hex[:12]}"
+        request = Request(name, prompt_ids, params or SamplingParams(), priority=priority)
+        request.check_fits(self.loaded.config)
+        self._scheduler.check_fits(request)
+        return request
 
     def step(self) -> list[TokenEvent]:
         """One scheduler decision and one forward for all that it schedules: an event for each token that came of it.
@@ -179,7 +193,7 @@ class Engine(Gauges):
 
     def stream(self, prompt: Prompt, params: SamplingParams | None = None) -> Iterator[TokenEvent]:
         """Yield one request's events as its tokens come. The prompt is checked at once; leaving the loop aborts it."""
-        return self._follow(self._check(prompt, params))
+        return self._follow(self.check(prompt, params))
 
     def generate(
         self, prompts: Prompt | Sequence[Prompt], params: SamplingParams | Sequence[SamplingParams] | None = None
@@ -189,23 +203,13 @@ class Engine(Gauges):
         One set of `params` for all, or one for each. A prompt that is refused refuses the whole call, before any work.
         """
         listed = as_list(prompts)
-        requests = [self._check(prompt, each) for prompt, each in zip(listed, for_each(listed, params), strict=True)]
+        requests = [self.check(prompt, each) for prompt, each in zip(listed, for_each(listed, params), strict=True)]
         with self._queued(requests) as inboxes:
             while any(request.finish_reason is None for request in requests):
                 self._step()
                 for inbox in filter(None, inboxes):
                     told(inbox[-1])
         return [completion_of(each, [*map(told, inbox)]) for each, inbox in zip(requests, inboxes, strict=True)]
-
-    def _check(
-        self, prompt: Prompt, params: SamplingParams | None, request_id: str | None = None, priority: int = 0
-    ) -> Request:
-        prompt_ids = self.tokenizer.encode(prompt) if isinstance(prompt, str) else as_ids(prompt)
-        name = request_id or f"request-{uuid.uuid4().hex[:12]}"
-        request = Request(name, prompt_ids, params or SamplingParams(), priority=priority)
-        request.check_fits(self.loaded.config)
-        self._scheduler.check_fits(request)
-        return request
 
     def _follow(self, request: Request) -> Iterator[TokenEvent]:
         """Queue the request at the first pull. Steps taken for it may serve others; their events wait for them."""

@@ -32,6 +32,11 @@ class Gauges:
         return self._scheduler.num_running
 
     @property
+    def max_running(self) -> int:
+        """Requests that may share a step."""
+        return self._scheduler.config.max_running
+
+    @property
     def num_waiting(self) -> int:
         """Requests that are queued, those that had to make room for others among them."""
         return self._scheduler.num_waiting
@@ -52,6 +57,11 @@ class Gauges:
     def num_kv_blocks_total(self) -> int | None:
         """KV blocks of the whole pool; None without a pool."""
         return None if self._scheduler.pool is None else self._scheduler.pool.num_blocks
+
+    @property
+    def num_kv_blocks_free(self) -> int | None:
+        """KV blocks that no request holds, though the prefix cache may remember them; None without a pool."""
+        return None if self._scheduler.pool is None else self._scheduler.pool.num_free
 
     @property
     def num_kv_blocks(self) -> int | None:
