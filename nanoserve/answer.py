@@ -8,7 +8,7 @@ from collections.abc import Sequence
 
 import torch
 
-from nanoserve.request import Completion, FinishReason, Request, Told, TokenEvent
+from nanoserve.request import Completion, FinishReason, Request, TokenEvent, Told
 from nanoserve.sampling import Sampler
 from nanoserve.stopping import StopStrings
 from nanoserve.tokenizer import TextStream, Tokenizer

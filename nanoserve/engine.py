@@ -24,7 +24,7 @@ from nanoserve.memory import plan_for
 from nanoserve.models.causal import CausalModel
 from nanoserve.prompts import Prompt, as_ids, as_list, for_each
 from nanoserve.replay import choose_recorder, make_replays
-from nanoserve.request import Completion, Request, Told, TokenEvent
+from nanoserve.request import Completion, Request, TokenEvent, Told
 from nanoserve.sampling import Scores, sample_and_look, sample_rows
 from nanoserve.scheduler import make_scheduler
 from nanoserve.seats import Scheduled

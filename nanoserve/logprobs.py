@@ -11,7 +11,7 @@ import torch
 
 from nanoserve.batch import PromptRows
 from nanoserve.models.causal import CausalModel
-from nanoserve.request import Request, Told, TokenLogprobs
+from nanoserve.request import Request, TokenLogprobs, Told
 
 _MAX_ROWS = 256
 """Logits of so many prompt positions are there at once: a row of them is as wide as the vocabulary."""

@@ -8,8 +8,8 @@ import threading
 import httpx2
 import torch
 import uvicorn
-from conftest import ScriptedModel, config_like_tiny
 
+from conftest import ScriptedModel, config_like_tiny
 from nanoserve import Engine
 from nanoserve.server.app import Server
 from nanoserve.server.settings import ServerConfig

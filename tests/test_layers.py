@@ -80,7 +80,7 @@ ENGINE = {
     "server": "",
     "server.settings": "config errors",
     "server.refusals": "errors",
-    "server.bodies": "config pydantic",
+    "server.bodies": "config pydantic pydantic_core",
     "server.thread": "config engine errors request",
     "server.metrics": "engine request server.thread prometheus_client",
     "server.calls": "config engine errors server.bodies server.settings time",

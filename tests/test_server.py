@@ -109,7 +109,8 @@ def test_a_completion_tells_logprobs(running):
     assert told["text_offset"] == [0, 1, 2, 3, 4]
     assert [max(top, key=top.get) for top in told["top_logprobs"]] == told["tokens"]
     assert all(len(top) == 2 for top in told["top_logprobs"])
-    assert all(logprob == max(top.values()) for logprob, top in zip(told["token_logprobs"], told["top_logprobs"]))
+    pairs = zip(told["token_logprobs"], told["top_logprobs"], strict=True)
+    assert all(logprob == max(top.values()) for logprob, top in pairs)
     chunks = running.stream(prompt="Hello", max_tokens=5, logprobs=2)
     assert [token for chunk in chunks for token in chunk["choices"][0]["logprobs"]["tokens"]] == told["tokens"]
     assert [at for chunk in chunks for at in chunk["choices"][0]["logprobs"]["text_offset"]] == told["text_offset"]
@@ -154,18 +155,16 @@ BAD = {
     "a token outside the vocabulary": ({"prompt": [300]}, None, "0 to 299"),
     "a number in words": ({"prompt": "a", "max_tokens": "5"}, "max_tokens", "integer"),
     "true for a number": ({"prompt": "a", "max_tokens": True}, "max_tokens", "integer"),
-    "no tokens": ({"prompt": "a", "max_tokens": 0}, "body", "echo"),
+    "no tokens": ({"prompt": "a", "max_tokens": 0}, "max_tokens", "echo"),
     "more than the context": ({"prompt": "a", "max_tokens": 512}, None, "shorten"),
     "too hot": ({"prompt": "a", "temperature": -1}, "temperature", "greater"),
     "five stops": ({"prompt": "a", "stop": list("abcde")}, "stop", "4"),
     "an empty stop": ({"prompt": "a", "stop": ""}, "stop", "at least 1"),
-    "usage of no stream": ({"prompt": "a", "stream_options": {"include_usage": True}}, "body", "stream"),
-    "best of more": ({"prompt": "a", "best_of": 3}, "body", "best_of"),
-    "a suffix": ({"prompt": "a", "suffix": "b"}, "body", "suffix"),
+    "best of more": ({"prompt": "a", "best_of": 3}, "best_of", "n"),
+    "a suffix": ({"prompt": "a", "suffix": "b"}, "suffix", "not supported"),
     "a bias for a word": ({"prompt": "a", "logit_bias": {"hello": 1}}, "logit_bias", "pattern"),
     "a bias for no token": ({"prompt": "a", "logit_bias": {"300": 1}}, None, "300"),
     "too many answers": ({"prompt": "a", "n": 129}, "n", "128"),
-    "half a surrogate pair": ({"prompt": "\ud800"}, None, "surrogate"),
 }
 
 
@@ -176,7 +175,7 @@ def test_what_is_refused_is_named(running, body, param, words, streams):
     assert answer.status_code == (404 if param == "model" else 400)
     error = answer.json()["error"]
     assert words in error["message"]
-    assert error["param"] == (None if param == "body" else param)
+    assert error["param"] == param
     assert error["type"] in ("invalid_request_error", "not_found_error")
 
 
@@ -184,8 +183,8 @@ CHATS = {
     "no messages": ({"messages": []}, "messages"),
     "a tool's message": ({"messages": [{"role": "tool", "content": "x"}]}, "messages"),
     "a picture": ({"messages": [{"role": "user", "content": [{"type": "image_url"}]}]}, "messages"),
-    "tools": ({"messages": [{"role": "user", "content": "x"}], "tools": [{}]}, None),
-    "top without logprobs": ({"messages": [{"role": "user", "content": "x"}], "top_logprobs": 2}, None),
+    "tools": ({"messages": [{"role": "user", "content": "x"}], "tools": [{}]}, "tools"),
+    "top without logprobs": ({"messages": [{"role": "user", "content": "x"}], "top_logprobs": 2}, "top_logprobs"),
 }
 
 
@@ -196,12 +195,19 @@ def test_chats_that_are_refused(running, body, param):
     assert answer.json()["error"]["param"] == param
 
 
+def test_only_a_stream_has_options(running):
+    answer = running.post(prompt="a", stream_options={"include_usage": True})
+    assert answer.json()["error"]["param"] == "stream_options"
+
+
 def test_what_asks_for_nothing_is_taken(running):
     inert = {"user": "me", "metadata": {"a": "b"}, "store": False, "suffix": None, "best_of": 1, "logit_bias": {}}
     running.complete(prompt="Hello", max_tokens=1, **inert)
 
 
-@pytest.mark.parametrize("body", [b"", b"{", b"\xff", b"[]", b"null", b"[" * 10_000, b'{"prompt": NaN}'])
+@pytest.mark.parametrize(
+    "body", [b"", b"{", b"\xff", b"[]", b"null", b"[" * 10_000, b'{"prompt": NaN}', b'{"prompt": "\\ud800"}']
+)
 def test_what_is_no_body_is_told_as_such(running, body):
     answer = running.client.post("/v1/completions", content=body, headers={"content-type": "application/json"})
     assert answer.status_code == 400

@@ -36,7 +36,12 @@ def in_background(call, **body):
 
 def test_a_key_is_wanted_where_there_is_one():
     with serving(scripted_engine(), api_key="secret") as running:
-        for headers in ({}, {"authorization": "Bearer wrong"}, {"authorization": "secret"}, {"authorization": "Basic secret"}):
+        for headers in (
+            {},
+            {"authorization": "Bearer wrong"},
+            {"authorization": "secret"},
+            {"authorization": "Basic secret"},
+        ):
             answer = running.post(prompt="Hello", headers=headers)
             assert answer.status_code == 401
             assert answer.json()["error"]["code"] == "invalid_api_key"
@@ -169,14 +174,13 @@ def test_a_server_whose_time_is_up_says_so():
         gate.release(100)
 
 
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
 def test_an_engine_whose_thread_has_died_is_not_healthy():
     engine = scripted_engine()
     with serving(engine) as running:
         running.server._numbers.look = lambda _: 1 / 0
-        with pytest.warns(pytest.PytestUnhandledThreadExceptionWarning):
-            answer = running.post(prompt="Hello", max_tokens=400)
-            assert answer.status_code == 500
-            wait_until(lambda: not running.server._desk.is_working)
+        assert running.post(prompt="Hello", max_tokens=400).status_code == 500
+        wait_until(lambda: not running.server._desk.is_working)
         assert running.client.get("/health").json() == {"status": "dead"}
         assert running.post(prompt="Hello").status_code == 503
 

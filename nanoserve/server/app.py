@@ -68,6 +68,7 @@ class Server:
             title="nanoserve",
             lifespan=self._lifespan,
             redoc_url=None,
+            max_body_size=self.settings.max_body_bytes,
         )
         app.add_middleware(Gate, settings=self.settings)
         app.add_exception_handler(NanoserveError, _answer_error)
@@ -141,7 +142,8 @@ async def _answer_http_error(request: Request, error: Exception) -> Response:
     """An unknown path, a wrong method, or a body that is no JSON."""
     assert isinstance(error, HTTPException), error
     said = f"{request.method} {request.url.path}: {error.detail}"
-    response = await _answer_error(request, ApiError(error.status_code, said))
+    code = "body_too_large" if error.status_code == 413 else None
+    response = await _answer_error(request, ApiError(error.status_code, said, code=code))
     response.headers.update(error.headers or {})
     return response
 
@@ -152,9 +154,9 @@ async def _answer_bad_body(request: Request, error: Exception) -> Response:
     found = error.errors()
     if found[0]["type"] == "json_invalid":
         return await _answer_error(request, ApiError(400, f"the body is no JSON: {found[0]['ctx']['error']}"))
-    field = next((str(each) for each in found[0]["loc"] if each != "body"), None)
+    field = next((str(each) for each in found[0]["loc"] if each != "body"), found[0].get("ctx", {}).get("param"))
     of_field = [each for each in found if field in map(str, each["loc"])]  # a field of several types has several
-    said = dict.fromkeys(each["msg"].removeprefix("Value error, ") for each in of_field[:_MOST_REASONS])
+    said = dict.fromkeys(each["msg"] for each in (of_field or found)[:_MOST_REASONS])
     if found[0]["type"] == "extra_forbidden":
         said = {"this field is not known here": None}
     return await _answer_error(request, ApiError(400, f"{field or 'body'}: {', or: '.join(said)}", param=field))

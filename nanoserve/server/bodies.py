@@ -7,6 +7,7 @@ supported is refused unless it asks for nothing. Refuses to know tokens, the eng
 from typing import Annotated, Any, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic_core import PydanticCustomError
 
 from nanoserve.config import SamplingParams
 
@@ -33,6 +34,10 @@ Count = Annotated[int, Field(ge=1, le=2**31)]
 Stop = Annotated[str, Field(min_length=1, max_length=4096)]
 Digits = Annotated[str, Field(pattern=r"^[0-9]{1,10}$")]
 TokenId = Annotated[int, Field(ge=0, le=2**31)]
+
+
+def _refused(param: str, why: str) -> PydanticCustomError:
+    return PydanticCustomError("refused", "{why}", {"why": why, "param": param})
 
 
 class _Body(BaseModel):
@@ -80,13 +85,13 @@ class Sampling(_Body):
     def _refuse_unsupported(cls, body: Any) -> Any:
         for name, neutral in _NEUTRAL.items() if isinstance(body, dict) else ():
             if name in cls.model_fields and body.get(name) not in neutral:
-                raise ValueError(f"{name} is not supported by this server; leave it out")
+                raise _refused(name, "it is not supported by this server; leave it out")
         return body
 
     @model_validator(mode="after")
     def _check_streaming(self) -> Self:
         if self.stream_options is not None and not self.stream:
-            raise ValueError("stream_options is only allowed when stream is true")
+            raise _refused("stream_options", "only a stream has options: ask for stream true")
         return self
 
     @property
@@ -123,9 +128,9 @@ class CompletionBody(Sampling):
     @model_validator(mode="after")
     def _check(self) -> Self:
         if self.best_of not in (None, self.num_answers):
-            raise ValueError(f"best_of {self.best_of} is not supported: leave it out, or make it equal to n")
+            raise _refused("best_of", "it is not supported unless it equals n; leave it out")
         if self.max_tokens == 0 and not self.echo:
-            raise ValueError("max_tokens 0 gives no text without echo: ask for at least 1")
+            raise _refused("max_tokens", "0 gives no text without echo: ask for at least 1")
         return self
 
 
@@ -172,5 +177,5 @@ class ChatBody(Sampling):
     @model_validator(mode="after")
     def _check(self) -> Self:
         if self.top_logprobs is not None and not self.logprobs:
-            raise ValueError("top_logprobs is only allowed when logprobs is true")
+            raise _refused("top_logprobs", "it needs logprobs true")
         return self

@@ -1,12 +1,13 @@
-"""What every call passes before anything reads it: the key, and how large a body may be.
+"""What every call passes before anything reads it: the key, where there is one, and how large it says to be.
 
-Knows ASGI. Refuses to know paths' meanings beyond those that need no key, and what bodies hold.
+Knows ASGI. Refuses to know what is asked. A body that is larger than it says, or does not say, is FastAPI's to count.
 """
 
 import secrets
-from collections.abc import Iterable
+from collections.abc import Mapping
 
-from starlette.types import ASGIApp, Message, Receive, Scope, Send
+from starlette.responses import Response
+from starlette.types import ASGIApp, Receive, Scope, Send
 
 from nanoserve.errors import ApiError
 from nanoserve.server.refusals import body_of, headers_of
@@ -16,71 +17,32 @@ _KEYED = "/v1/"
 
 
 class Gate:
-    """Wraps an app. What it refuses is answered here; the rest of a body that is too large is never read."""
+    """Wraps an app. Paths outside the API need no key: whoever watches a server has none."""
 
     def __init__(self, app: ASGIApp, settings: ServerConfig) -> None:
         self._app, self._settings = app, settings
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] != "http":
-            await self._app(scope, receive, send)
-            return
-        has_begun = False
+        error = self._error(scope["path"], dict(scope["headers"])) if scope["type"] == "http" else None
+        await (self._app if error is None else _response(error))(scope, receive, send)
 
-        async def note(message: Message) -> None:
-            nonlocal has_begun
-            has_begun = True
-            await send(message)
-
-        try:
-            self._check(scope)
-            await self._app(scope, _limited(receive, self._settings.max_body_bytes), note)
-        except ApiError as error:
-            if has_begun:
-                raise
-            await refuse(error, send)
-
-    def _check(self, scope: Scope) -> None:
-        headers = dict(scope["headers"])
-        key = self._settings.api_key
-        if key is not None and scope["path"].startswith(_KEYED) and not _has_key(headers.get(b"authorization"), key):
-            raise ApiError(401, "this server wants its API key, as: Authorization: Bearer KEY", code="invalid_api_key")
+    def _error(self, path: str, headers: Mapping[bytes, bytes]) -> ApiError | None:
+        key, most_bytes = self._settings.api_key, self._settings.max_body_bytes
+        if key is not None and path.startswith(_KEYED) and not _is_key(headers.get(b"authorization", b""), key):
+            said = "this server wants its API key, as: Authorization: Bearer KEY"
+            return ApiError(401, said, code="invalid_api_key")
         length = headers.get(b"content-length", b"")
-        if length.isdigit() and int(length) > self._settings.max_body_bytes:
-            raise _too_large(self._settings.max_body_bytes)
+        if length.isdigit() and int(length) > most_bytes:
+            said = f"the body has {int(length)} bytes, this server takes {most_bytes} at most"
+            return ApiError(413, said, code="body_too_large")
+        return None
 
 
-def _has_key(given: bytes | None, key: str) -> bool:
+def _is_key(given: bytes, key: str) -> bool:
     """As long for a wrong key as for the right one."""
-    scheme, _, word = (given or b"").partition(b" ")
+    scheme, _, word = given.partition(b" ")
     return scheme.lower() == b"bearer" and secrets.compare_digest(word.strip(), key.encode())
 
 
-def _limited(receive: Receive, most_bytes: int) -> Receive:
-    num_bytes = 0
-
-    async def receive_limited() -> Message:
-        nonlocal num_bytes
-        message = await receive()
-        num_bytes += len(message.get("body", b""))
-        if num_bytes > most_bytes:
-            raise _too_large(most_bytes)
-        return message
-
-    return receive_limited
-
-
-def _too_large(most_bytes: int) -> ApiError:
-    return ApiError(
-        413, f"the body is larger than the {most_bytes} bytes that this server takes", code="body_too_large"
-    )
-
-
-async def refuse(error: ApiError, send: Send) -> None:
-    """Send an error as the whole answer. The connection ends with it: what the client still sends is not read."""
-    headers: Iterable[tuple[str, str]] = {**headers_of(error), "connection": "close"}.items()
-    raw = [(name.encode(), value.encode()) for name, value in headers]
-    body = body_of(error)
-    raw += [(b"content-type", b"application/json"), (b"content-length", str(len(body)).encode())]
-    await send({"type": "http.response.start", "status": error.status, "headers": raw})
-    await send({"type": "http.response.body", "body": body})
+def _response(error: ApiError) -> Response:
+    return Response(body_of(error), error.status, media_type="application/json", headers=dict(headers_of(error)))
