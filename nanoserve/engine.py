@@ -6,28 +6,32 @@ policy (scheduler), the kernels (attention), where keys and values live (batch, 
 
 import contextlib
 import dataclasses
+import itertools
 import uuid
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 import torch
 
-from nanoserve.answer import Answer, Answers, Inboxes, completion_of, told
+from nanoserve.answer import Answers, Inboxes, completion_of, told
 from nanoserve.attention import choose_backend
 from nanoserve.batch import make_memory
 from nanoserve.config import EngineConfig, SamplingParams, SchedulerConfig
-from nanoserve.errors import ConfigError, unknown
+from nanoserve.errors import ConfigError, ModelError, unknown
 from nanoserve.gauges import Gauges
+from nanoserve.logprobs import PromptLogprobs
 from nanoserve.memory import plan_for
 from nanoserve.models.causal import CausalModel
 from nanoserve.prompts import Prompt, as_ids, as_list, for_each
 from nanoserve.replay import choose_recorder, make_replays
-from nanoserve.request import Completion, Request, TokenEvent
-from nanoserve.sampling import Scores, sample_rows
+from nanoserve.request import Completion, Request, TokenEvent, Told
+from nanoserve.sampling import Scores, sample_and_look, sample_rows
 from nanoserve.scheduler import make_scheduler
 from nanoserve.seats import Scheduled
 from nanoserve.tokenizer import Tokenizer
 from nanoserve.weights import Check, LoadedModel, load_model
+
+_Sampled = tuple[Scheduled, int | ModelError, Told]
 
 _OWN_OPTIONS = ("cache", "kv_memory", "prefix_cache", "attention", "graphs")  # of an EngineConfig: not the model's
 
@@ -75,6 +79,7 @@ class Engine(Gauges):
         self._memory = make_memory(loaded, config.cache, settings, self.attention, has_spare=recorder is not None)
         self._replays = make_replays(recorder, loaded, self._memory, settings)
         self._answers = Answers(self.tokenizer, loaded.device)
+        self._prompt_logprobs = PromptLogprobs()
         self._inboxes = Inboxes()
 
     @classmethod
@@ -166,7 +171,7 @@ class Engine(Gauges):
         except BaseException as error:
             self._abort_all(scheduled, error)
             raise
-        events = self._sample(scheduled, scores)
+        events = self._tell(self._sample(scheduled, scores))
         for request in self._scheduler.commit():
             self._drop(request.request_id)
         for event in events:
@@ -237,6 +242,7 @@ class Engine(Gauges):
         batch = self._memory.batch(scheduled)
         with self._memory.together():
             hidden = self._model(batch.token_ids, batch.positions, batch.kv)
+        self._prompt_logprobs.take(self._model, hidden, batch.prompts)
         return Scores(hidden[:0] if batch.last_rows is None else self._model.compute_logits(hidden[batch.last_rows]))
 
     def _abort_all(self, scheduled: Sequence[Scheduled], error: BaseException) -> None:
@@ -254,25 +260,33 @@ class Engine(Gauges):
     def _drop(self, request_id: str) -> None:
         self._memory.release(request_id)
         self._answers.pop(request_id, None)
+        self._prompt_logprobs.pop(request_id, None)
 
-    def _sample(self, scheduled: Sequence[Scheduled], scores: Scores) -> list[TokenEvent]:
-        """A token for each request whose last position ran; a request without one leaves."""
+    def _sample(self, scheduled: Sequence[Scheduled], scores: Scores) -> Iterable[_Sampled]:
+        """A token, or an error, for each request whose last position ran."""
         sampling = [each for each in scheduled if each.samples]
         if not sampling:
-            return []
-        answers = [self._answers.of(each.request) for each in sampling]
-        tokens = sample_rows(scores, [(answer.sampler, answer.request.token_ids) for answer in answers])
+            return ()
+        rows = [(self._answers.of(each.request).sampler, each.request.token_ids) for each in sampling]
+        beside = self._prompt_logprobs.beside([each.request for each in sampling])
+        if beside is None:
+            return zip(sampling, sample_rows(scores, rows), itertools.repeat(Told()))
+        return zip(sampling, *sample_and_look(scores, rows, beside), strict=True)
+
+    def _tell(self, sampled: Iterable[_Sampled]) -> list[TokenEvent]:
+        """An event for each token; a request without one leaves."""
         events: list[TokenEvent] = []
-        for each, answer, token in zip(sampling, answers, tokens, strict=True):
+        for each, token, more in sampled:
             try:
-                events.append(self._push(each, answer, token))
+                events.append(self._push(each, token, more))
             except Exception as error:
                 self._fail(each.request, error)
         return events
 
-    def _push(self, scheduled: Scheduled, answer: Answer, token: int | Exception) -> TokenEvent:
+    def _push(self, scheduled: Scheduled, token: int | Exception, more: Told) -> TokenEvent:
         if isinstance(token, Exception):
             raise token
         ran = self._memory.positions_of(scheduled)
         num_cached = min(ran.start, scheduled.num_before)
-        return answer.push(token, self._eos_token_ids, num_prefilled=ran.stop - num_cached, num_cached=num_cached)
+        counts = {"num_prefilled": ran.stop - num_cached, "num_cached": num_cached}
+        return self._answers.of(scheduled.request).push(token, self._eos_token_ids, more, **counts)

@@ -163,7 +163,7 @@ class Scheduler:
 
     def _find_prefix(self, seat: Seat) -> None:
         """What is remembered of a request, in whole blocks; its last token has to run in any case."""
-        if self.prefixes is not None:
+        if self.prefixes is not None and not seat.wants_whole_prompt:
             seat.reuse(self.prefixes.find(seat.request.token_ids[:-1], self._space))
 
     def _count_admission(self, seat: Seat) -> None:

@@ -43,8 +43,8 @@ def varied_model():
     return LoadedModel(model, ByteTokenizer(CONFIG.vocab_size), CONFIG, "random", CPU, torch.float32)
 
 
-def answers_of_transformers(loaded):
-    """What transformers says of each prompt alone: 64 greedy tokens, and the logits that each of them comes of."""
+def model_of_transformers(loaded):
+    """The same weights."""
     theirs = LlamaForCausalLM(
         LlamaConfig(
             vocab_size=CONFIG.vocab_size, hidden_size=CONFIG.hidden_size, intermediate_size=CONFIG.intermediate_size,
@@ -54,6 +54,12 @@ def answers_of_transformers(loaded):
         )
     ).eval()  # fmt: skip
     theirs.load_state_dict(loaded.model.state_dict())
+    return theirs
+
+
+def answers_of_transformers(loaded):
+    """What transformers says of each prompt alone: 64 greedy tokens, and the logits that each of them comes of."""
+    theirs = model_of_transformers(loaded)
     return [greedy(theirs, ids) for ids in PROMPTS]
 
 
