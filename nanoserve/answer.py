@@ -42,7 +42,7 @@ class Answer:
 
     def __init__(self, request: Request, tokenizer: Tokenizer, device: torch.device) -> None:
         self.request = request
-        self.sampler = Sampler(request.params, device)
+        self.sampler = Sampler(request.params, device, request.num_prompt_tokens)
         self._text = TextStream(tokenizer)
         self._stop = StopStrings(request.params.stop)
 

@@ -6,6 +6,7 @@ made, compared and printed on a machine that has none of them.
 
 import dataclasses
 import math
+import operator
 from collections.abc import Iterable, Mapping
 from typing import Any, Self
 
@@ -197,9 +198,12 @@ class SchedulerConfig(Options):
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class SamplingParams(Options):
-    """How one request is continued. Field names and meanings are those of Hugging Face's GenerationConfig.
+    """How one request is continued. Field names and meanings are those of Hugging Face's GenerationConfig, and of the
+    OpenAI API where that has none.
 
     `temperature` 0 is greedy. `top_k` 0, `top_p` 1, `min_p` 0 and `repetition_penalty` 1 switch themselves off.
+    `presence_penalty` is taken from the logits of all tokens generated so far, `frequency_penalty` as often as they
+    came; `logit_bias` is added to the logits of its tokens, (token, bias) pairs or a mapping.
     `stop` strings end the text and are not part of it; an EOS token ends the request and stays in its ids.
     `seed` None takes a fresh one per request. `num_logprobs` tells how likely each new token was, and so many of the
     likeliest beside it (None tells nothing); `prompt_logprobs` tells it of the prompt's tokens, which are then computed
@@ -217,11 +221,15 @@ class SamplingParams(Options):
     ignore_eos: bool = False
     num_logprobs: int | None = None
     prompt_logprobs: bool = False
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    logit_bias: tuple[tuple[int, float], ...] = ()
 
     def __post_init__(self) -> None:
         if isinstance(self.stop, str) or not isinstance(self.stop, Iterable):
             raise RequestError(f"stop must be a tuple of strings, not {self.stop!r}")
         object.__setattr__(self, "stop", tuple(self.stop))  # any iterable of strings will do, and is read once
+        object.__setattr__(self, "logit_bias", _as_pairs(self.logit_bias))
         allowed = (
             (
                 "max_new_tokens",
@@ -249,10 +257,22 @@ class SamplingParams(Options):
                 "None (off) or an integer from 0 to 20",
             ),
             ("prompt_logprobs", isinstance(self.prompt_logprobs, bool), "True or False"),
+            ("presence_penalty", -2 <= self.presence_penalty <= 2, "between -2 and 2"),
+            ("frequency_penalty", -2 <= self.frequency_penalty <= 2, "between -2 and 2"),
+            ("logit_bias", all(-100 <= bias <= 100 for _, bias in self.logit_bias), "between -100 and 100 each"),
         )
         for name, holds, wanted in allowed:
             if not holds:
                 raise RequestError(f"{name} must be {wanted}, not {getattr(self, name)!r}")
+
+
+def _as_pairs(bias: object) -> tuple[tuple[int, float], ...]:
+    """A mapping of token ids, or pairs, as pairs. Raises RequestError for anything else."""
+    try:
+        pairs = dict(bias).items()  # type: ignore[call-overload]
+        return tuple((operator.index(token_id), float(amount)) for token_id, amount in pairs)
+    except (TypeError, ValueError):
+        raise RequestError(f"logit_bias must be a mapping of token ids to numbers, not {bias!r}") from None
 
 
 def _is_integer(value: object, least: int) -> bool:

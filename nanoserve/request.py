@@ -97,7 +97,8 @@ class Request:
 
     def check_fits(self, config: ModelConfig) -> None:
         """Raise RequestError for ids outside the vocabulary and for more tokens than the model's context holds."""
-        bad = [token_id for token_id in self.token_ids if not 0 <= token_id < config.vocab_size]
+        biased = (token_id for token_id, _ in self.params.logit_bias)
+        bad = [token_id for token_id in (*self.token_ids, *biased) if not 0 <= token_id < config.vocab_size]
         if bad:
             raise RequestError(f"token id {bad[0]} is outside the vocabulary: choose from 0 to {config.vocab_size - 1}")
         num_prompt, num_new = self.num_prompt_tokens, self.params.max_new_tokens

@@ -1,10 +1,13 @@
 """From the logits of a step's rows to their tokens, all rows together, and without a look at them from the host.
 
-Knows the usual filters, in transformers' order and with transformers' rounding, so that the same tokens stay possible.
+Knows the usual filters, in transformers' order and with transformers' rounding, so that the same tokens stay possible,
+and the penalties and biases of the OpenAI API, which are added after the one that multiplies.
 Refuses to know requests, text and models. Rows that only want the likeliest token are looked at together, and so are
 the others, each with filters of its own; tokens and the largest logits, which tell broken ones, come back in one copy.
 """
 
+import collections
+import itertools
 import math
 from collections.abc import Sequence
 from typing import NamedTuple, Protocol, TypeVar
@@ -37,18 +40,16 @@ def likeliest(logits: torch.Tensor) -> torch.Tensor:
 class Sampler:
     """Draws the tokens of one request. One seed gives one sequence of draws, whoever consumes them and how."""
 
-    def __init__(self, params: SamplingParams, device: torch.device) -> None:
-        self.params = params
+    def __init__(self, params: SamplingParams, device: torch.device, num_prompt_tokens: int = 0) -> None:
+        self.params, self.num_prompt_tokens = params, num_prompt_tokens
+        changes_logits = params.repetition_penalty != 1 or _adds(params)
+        self.wants_likeliest = not params.temperature and not changes_logits
+        """Whether it draws nothing and changes nothing: the largest logit is the token."""
         self._generator = torch.Generator(device)
         if params.seed is None:
             self._generator.seed()
         else:
             self._generator.manual_seed(params.seed)
-
-    @property
-    def wants_likeliest(self) -> bool:
-        """Whether it draws nothing and changes nothing: the largest logit is the token."""
-        return self.params.temperature == 0 and self.params.repetition_penalty == 1
 
     def sample(self, logits: torch.Tensor, token_ids: Sequence[int]) -> int:
         """Pick the next token from logits [vocab], given all ids so far (prompt included); logits stay unchanged.
@@ -64,6 +65,20 @@ class Sampler:
         """Exponential noise for a race among tokens; nothing where there is nothing to draw."""
         if self.params.temperature:
             row.exponential_(generator=self._generator)
+
+
+def _adds(params: SamplingParams) -> bool:
+    """Whether something is added to some of its logits."""
+    return bool(params.presence_penalty or params.frequency_penalty or params.logit_bias)
+
+
+def _amounts(sampler: Sampler, ids: Sequence[int]) -> dict[int, float]:
+    """What is added to which token's logit: its bias, less the penalties of the OpenAI API for what was generated."""
+    params, amounts = sampler.params, dict(sampler.params.logit_bias)
+    if params.presence_penalty or params.frequency_penalty:
+        for token, times in collections.Counter(ids[sampler.num_prompt_tokens :]).items():
+            amounts[token] = amounts.get(token, 0) - params.presence_penalty - params.frequency_penalty * times
+    return amounts
 
 
 Row = tuple[Sampler, Sequence[int]]
@@ -118,11 +133,10 @@ def _checked_one(token: float, best: float) -> int | ModelError:
 
 def _sample_some(logits: torch.Tensor, found: torch.Tensor, places: Sequence[int], rows: Sequence[Row]) -> torch.Tensor:
     """What is found of all rows, with the tokens of those at `places` drawn, or penalised."""
-    wanted = [(sampler.params, ids) for sampler, ids in rows]
-    filters = Filters(wanted, logits.shape[-1], logits.device, places=places)
+    filters = Filters(rows, logits.shape[-1], logits.device, places=places)
     some = filters.apply(logits.index_select(0, filters.places).float())
     best, tokens = some.max(dim=-1)
-    if any(params.temperature for params, _ in wanted):
+    if any(sampler.params.temperature for sampler, _ in rows):
         drawn = race(some.softmax(dim=-1), [sampler for sampler, _ in rows])
         tokens = torch.where(filters.draws, drawn, tokens)
     return found.index_copy(1, filters.places, torch.stack((tokens, best.double())))
@@ -148,25 +162,33 @@ class Filters:
 
     def __init__(
         self,
-        rows: Sequence[tuple[SamplingParams, Sequence[int]]],
+        rows: Sequence[Row],
         vocab_size: int,
         device: torch.device,
         *,
         places: Sequence[int] = (),
     ) -> None:
-        self._drawing = [params for params, _ in rows if params.temperature]
+        self._drawing = [sampler.params for sampler, _ in rows if sampler.params.temperature]
         self._largest_k = min(max((params.top_k for params in self._drawing), default=0), vocab_size)
-        wishes = [self._wishes(params) for params, _ in rows]
+        wishes = [self._wishes(sampler.params) for sampler, _ in rows]
         columns = [number for column in zip(*wishes, strict=True) for number in column]
         seen = [
             place * vocab_size + token
-            for place, (params, ids) in enumerate(rows)
-            if params.repetition_penalty != 1
+            for place, (sampler, ids) in enumerate(rows)
+            if sampler.params.repetition_penalty != 1
             for token in set(ids)
         ]
-        sent = to_device([*columns, *places, *seen], torch.float64, device)  # exact for all of them
-        wished, places_there, seen_there = torch.split(sent, [len(columns), len(places), len(seen)])
-        self.places, self._seen = places_there.long(), seen_there.long()
+        added = {
+            place * vocab_size + token: amount
+            for place, (sampler, ids) in enumerate(rows)
+            if _adds(sampler.params)
+            for token, amount in _amounts(sampler, ids).items()
+        }
+        parts = [columns, places, seen, added.keys(), added.values()]
+        sent = to_device([*itertools.chain(*parts)], torch.float64, device)  # exact for all of them
+        wished, places_there, seen_there, added_there, amounts = torch.split(sent, [*map(len, parts)])
+        self.places, self._seen, self._added = places_there.long(), seen_there.long(), added_there.long()
+        self._amounts = amounts.float()
         self._temperature, self._top_k, self._tail, self._min_p, self._penalty = wished.float().view(5, -1, 1)
         self.draws: torch.Tensor = self._temperature.flatten() > 0
 
@@ -179,12 +201,14 @@ class Filters:
         return params.temperature, top_k, tail, params.min_p, params.repetition_penalty
 
     def apply(self, logits: torch.Tensor) -> torch.Tensor:
-        """Penalise, sharpen and exclude: float32 logits [rows, vocab] -> as many, excluded tokens at -inf.
+        """Penalise, add, sharpen and exclude: float32 logits [rows, vocab] -> as many, excluded tokens at -inf.
 
-        Greedy rows are penalised only: no filter here ever excludes the largest logit.
+        Greedy rows are penalised and added to only: no filter here ever excludes the largest logit.
         """
         if self._seen.numel():
             logits = penalise_repetition(logits, self._seen, self._penalty)
+        if self._added.numel():
+            logits = logits.flatten().index_add(0, self._added, self._amounts).view_as(logits)
         logits = logits / torch.where(self._temperature > 0, self._temperature, 1)
         if self._largest_k:
             logits = keep_top_k(logits, self._top_k, self._largest_k)

@@ -136,6 +136,7 @@ def test_requests_can_be_added_stepped_and_aborted_by_hand(scripted):
     [
         ("", {}, "the prompt is empty"),
         ((1, 300), {}, "token id 300 is outside the vocabulary: choose from 0 to 299"),
+        ((1, 2), {"logit_bias": {300: 1}}, "token id 300 is outside the vocabulary: choose from 0 to 299"),
         ((-1,), {}, "token id -1 is outside"),
         ((1,) * 61, {}, "a prompt of 61 tokens and max_new_tokens 4 exceed the model's context of 64 tokens"),
         ((1,), {"max_new_tokens": 64}, "shorten either by 1$"),
@@ -267,3 +268,9 @@ def test_logits_that_are_no_numbers_are_an_error_and_no_token(scripted, value, t
     engine._model.compute_logits = lambda hidden: torch.full((1, 300), value)
     with pytest.raises(ModelError, match="the largest logit is"):
         engine.generate(PROMPT, params(temperature=temperature))
+
+
+def test_a_prompt_is_not_penalised_and_an_answer_is(scripted):
+    engine = Engine(scripted([7]))
+    wish = {"presence_penalty": 2, "logit_bias": {9: 0.5}, "max_new_tokens": 2}
+    assert [each.token_ids for each in engine.generate([(7, 7, 7), (1, 2, 9)], SamplingParams(**wish))] == [(7, 9)] * 2

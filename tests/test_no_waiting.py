@@ -14,6 +14,7 @@ from tests.conftest import config_like_tiny
 CONFIG = config_like_tiny(vocab_size=300, num_layers=2, num_heads=4, num_kv_heads=2)
 GREEDY = {"max_new_tokens": 6, "ignore_eos": True}
 DRAWN = GREEDY | {"temperature": 0.8, "top_k": 5, "top_p": 0.9, "min_p": 0.1, "repetition_penalty": 1.2, "seed": 1}
+DRAWN |= {"presence_penalty": 0.5, "frequency_penalty": 0.5, "logit_bias": {3: 1.0}}
 ENGINES = {
     "gathered": {"num_blocks": 32, "attention": "sdpa"},
     "in place": {"num_blocks": 32, "attention": "reference"},

@@ -9,7 +9,7 @@ from nanoserve.errors import ConfigError, ModelError, RequestError
 from nanoserve.sampling import Filters, Sampler, Scores, sample_rows
 
 CPU = torch.device("cpu")
-SEEN = [3, 5, 5, 199]
+SEEN, NUM_PROMPT = [3, 5, 5, 199], 1
 
 
 def rows():
@@ -22,7 +22,7 @@ def rows():
 
 def ours(logits, **wanted):
     params = SamplingParams(**{"temperature": 1.0} | wanted)
-    return Filters([(params, SEEN)], len(logits), CPU).apply(logits[None])[0]
+    return Filters([(Sampler(params, CPU, NUM_PROMPT), SEEN)], len(logits), CPU).apply(logits[None])[0]
 
 
 def theirs(processor, logits):
@@ -52,6 +52,48 @@ def test_repetition_penalty_equals_transformers(penalty):
     for logits in rows():
         expected = theirs(reference.RepetitionPenaltyLogitsProcessor(penalty), logits.clone())
         assert torch.equal(ours(logits, repetition_penalty=penalty), expected)
+
+
+@pytest.mark.parametrize("presence", [0, 0.5, -2])
+@pytest.mark.parametrize("frequency", [0, 0.3, -1.7])
+@pytest.mark.parametrize("bias", [{}, {0: 100, 5: -3.25, 3: 1.5}])
+def test_what_is_added_equals_a_loop_over_the_tokens(presence, frequency, bias):
+    """Behind the penalty that multiplies and before the temperature; the prompt, 3, is not penalised."""
+    more = {"repetition_penalty": 1.3, "temperature": 0.7}
+    for logits in rows():
+        expected = theirs(reference.RepetitionPenaltyLogitsProcessor(1.3), logits.clone())
+        for token, times in {5: 2, 199: 1}.items():
+            expected[token] += -presence - frequency * times + bias.get(token, 0)
+        for token in {0, 3} & {*bias}:
+            expected[token] += bias[token]
+        found = ours(logits, presence_penalty=presence, frequency_penalty=frequency, logit_bias=bias, **more)
+        assert torch.allclose(found, expected / 0.7, atol=1e-5)
+
+
+def test_a_greedy_row_is_penalised_for_its_own_tokens_and_for_nobody_elses():
+    logits = torch.tensor([[0.0, 1.0, 0.9, 0.0]] * 3)
+    wishes = [{}, {"presence_penalty": 0.2}, {"logit_bias": ((0, 5),)}]
+    samplers = [Sampler(SamplingParams(**wish), CPU, 1) for wish in wishes]
+    assert [sampler.wants_likeliest for sampler in samplers] == [True, False, False]
+    assert sample_rows(Scores(logits), [(sampler, [2, 1]) for sampler in samplers]) == [1, 2, 0]
+    assert sample_rows(Scores(logits), [(sampler, [1, 2]) for sampler in samplers]) == [1, 1, 0]
+
+
+@pytest.mark.parametrize(
+    ("wish", "message"),
+    [
+        ({"presence_penalty": 2.1}, "presence_penalty must be between -2 and 2, not 2.1"),
+        ({"frequency_penalty": -3}, "frequency_penalty must be between -2 and 2, not -3"),
+        ({"frequency_penalty": torch.nan}, "frequency_penalty must be"),
+        ({"logit_bias": {1: 101}}, "logit_bias must be between -100 and 100 each"),
+        ({"logit_bias": {"x": 1}}, "logit_bias must be a mapping of token ids to numbers, not {'x': 1}"),
+        ({"logit_bias": 3}, "logit_bias must be a mapping"),
+        ({"logit_bias": [(1, 2, 3)]}, "logit_bias must be a mapping"),
+    ],
+)
+def test_what_cannot_be_added_is_refused(wish, message):
+    with pytest.raises(RequestError, match=message):
+        SamplingParams(**wish)
 
 
 ALL = {"temperature": 0.7, "top_k": 50, "top_p": 0.9, "min_p": 0.02, "repetition_penalty": 1.2}
