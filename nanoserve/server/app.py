@@ -68,7 +68,6 @@ class Server:
             title="nanoserve",
             lifespan=self._lifespan,
             redoc_url=None,
-            max_body_size=self.settings.max_body_bytes,
         )
         app.add_middleware(Gate, settings=self.settings)
         app.add_exception_handler(NanoserveError, _answer_error)

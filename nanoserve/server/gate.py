@@ -1,19 +1,21 @@
-"""What every call passes before anything reads it: the key, where there is one, and how large it says to be.
+"""What every call passes before anything reads it: the key, where there is one, and how large its body is.
 
-Knows ASGI. Refuses to know what is asked. A body that is larger than it says, or does not say, is FastAPI's to count.
+Knows ASGI. Refuses to know what is asked. What a client sends beyond the limit is never read.
 """
 
 import secrets
 from collections.abc import Mapping
 
+from starlette.exceptions import HTTPException
 from starlette.responses import Response
-from starlette.types import ASGIApp, Receive, Scope, Send
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from nanoserve.errors import ApiError
 from nanoserve.server.refusals import body_of, headers_of
 from nanoserve.server.settings import ServerConfig
 
 _KEYED = "/v1/"
+_TOO_LARGE = "the body is larger than the {} bytes that this server takes"
 
 
 class Gate:
@@ -24,7 +26,10 @@ class Gate:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         error = self._error(scope["path"], dict(scope["headers"])) if scope["type"] == "http" else None
-        await (self._app if error is None else _response(error))(scope, receive, send)
+        if error is not None:
+            await _response(error)(scope, receive, send)
+            return
+        await self._app(scope, _limited(receive, self._settings.max_body_bytes), send)
 
     def _error(self, path: str, headers: Mapping[bytes, bytes]) -> ApiError | None:
         key, most_bytes = self._settings.api_key, self._settings.max_body_bytes
@@ -33,8 +38,7 @@ class Gate:
             return ApiError(401, said, code="invalid_api_key")
         length = headers.get(b"content-length", b"")
         if length.isdigit() and int(length) > most_bytes:
-            said = f"the body has {int(length)} bytes, this server takes {most_bytes} at most"
-            return ApiError(413, said, code="body_too_large")
+            return ApiError(413, _TOO_LARGE.format(most_bytes), code="body_too_large")
         return None
 
 
@@ -42,6 +46,21 @@ def _is_key(given: bytes, key: str) -> bool:
     """As long for a wrong key as for the right one."""
     scheme, _, word = given.partition(b" ")
     return scheme.lower() == b"bearer" and secrets.compare_digest(word.strip(), key.encode())
+
+
+def _limited(receive: Receive, most_bytes: int) -> Receive:
+    """Raises HTTPException in the middle of a body: of all errors it is the one that FastAPI lets through there."""
+    num_bytes = 0
+
+    async def receive_some() -> Message:
+        nonlocal num_bytes
+        message = await receive()
+        num_bytes += len(message.get("body", b""))
+        if num_bytes > most_bytes:
+            raise HTTPException(413, _TOO_LARGE.format(most_bytes))
+        return message
+
+    return receive_some
 
 
 def _response(error: ApiError) -> Response:
