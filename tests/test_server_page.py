@@ -1,6 +1,6 @@
 """The chat page in a real browser, against a scripted server: what it asks for, shows, keeps, and says when it fails.
 
-Needs Chromium and playwright's Python package (no browser download). One answer is looked at each time; the rest is slow.
+Needs Chromium and playwright's Python package (no browser download). All but one answer is slow.
 """
 
 import json
@@ -135,6 +135,20 @@ def test_stop_hangs_up_and_what_was_said_so_far_stays_in_the_conversation(chat, 
 
 
 @pytest.mark.slow
+def test_a_new_chat_hangs_up_and_begins_at_nothing(chat, server):
+    hung_up = threading.Event()
+    server.will(endless("on ", hung_up), whole("fresh"))
+    chat.say("first")
+    chat.see("on on")
+    chat.button("New chat").click()
+    assert hung_up.wait(10)
+    chat.say("second")
+    chat.see("fresh")
+    assert chat.answers() == ["fresh"]
+    assert messages(server) == [("user", "second")]
+
+
+@pytest.mark.slow
 def test_what_is_asked_for_is_the_settings(chat, server):
     server.will(whole("yes"), whole("again"))
     chat.page.get_by_text("Settings").click()
@@ -232,7 +246,7 @@ def test_a_failure_is_said_in_words_and_can_be_tried_again(chat, server, trouble
 
 @pytest.mark.slow
 def test_what_failed_is_not_sent_again_with_the_next_message(chat, server):
-    server.will(refused(500, "no"), whole("fine"))
+    server.will(TROUBLES["in the stream"][0], whole("fine"))
     chat.say("lost")
     chat.alert.wait_for()
     chat.say("kept")
