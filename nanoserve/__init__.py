@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from nanoserve.request import Completion as Completion
     from nanoserve.request import FinishReason as FinishReason
     from nanoserve.request import TokenEvent as TokenEvent
+    from nanoserve.request import TokenLogprobs as TokenLogprobs
 
 __version__ = "0.1.0"
 
@@ -27,6 +28,7 @@ _HOMES = {
     "Completion": "request",
     "FinishReason": "request",
     "TokenEvent": "request",
+    "TokenLogprobs": "request",
 }
 __all__ = ["__version__", *_HOMES]  # noqa: PLE0604
 

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 
 import torch
 
-from nanoserve.request import Completion, FinishReason, Request, TokenEvent
+from nanoserve.request import Completion, FinishReason, Request, Told, TokenEvent
 from nanoserve.sampling import Sampler
 from nanoserve.stopping import StopStrings
 from nanoserve.tokenizer import TextStream, Tokenizer
@@ -20,7 +20,7 @@ class Inboxes(dict[str, list[TokenEvent | BaseException]]):
     def __init__(self) -> None:
         super().__init__()
         self.untold: list[TokenEvent] = []
-        self.errors: list[Exception] = []
+        self.errors: list[tuple[str, Exception]] = []
 
     def tell(self, event: TokenEvent) -> None:
         if event.request_id in self:
@@ -34,7 +34,7 @@ class Inboxes(dict[str, list[TokenEvent | BaseException]]):
             self[request_id].append(error)
         else:
             error.add_note(f"request {request_id!r} has left")
-            self.errors.append(error)
+            self.errors.append((request_id, error))
 
 
 class Answer:
@@ -46,7 +46,15 @@ class Answer:
         self._text = TextStream(tokenizer)
         self._stop = StopStrings(request.params.stop)
 
-    def push(self, token_id: int, eos_token_ids: Sequence[int], *, num_prefilled: int, num_cached: int) -> TokenEvent:
+    def push(
+        self,
+        token_id: int,
+        eos_token_ids: Sequence[int],
+        more: Told,
+        *,
+        num_prefilled: int,
+        num_cached: int,
+    ) -> TokenEvent:
         """Append the token, decide whether the request ends with it, and tell the text that is now certain."""
         request = self.request
         request.append(token_id, eos_token_ids)
@@ -63,6 +71,8 @@ class Answer:
             num_prefilled=num_prefilled,
             num_cached=num_cached,
             finish_reason=request.finish_reason,
+            logprobs=more.token,
+            prompt_logprobs=more.prompt,
         )
 
 

@@ -8,6 +8,7 @@ import contextlib
 import dataclasses
 import itertools
 from collections.abc import Callable, Iterable, Sequence
+from typing import NamedTuple
 
 import torch
 
@@ -25,17 +26,30 @@ from nanoserve.weights import LoadedModel
 _chained = itertools.chain.from_iterable
 
 
+class PromptRows(NamedTuple):
+    """Rows of a step that tell how likely the tokens of a prompt are: each tells of the token that follows it.
+
+    `is_first` where the prompt begins with them.
+    """
+
+    request: Request
+    rows: slice
+    targets: torch.Tensor
+    is_first: bool
+
+
 @dataclasses.dataclass(frozen=True, slots=True)
 class Batch:
     """One forward. `last_rows` are the rows that a token comes of, in the order in which requests were scheduled.
 
-    They are None where no token comes.
+    They are None where no token comes. `prompts` are those of which more is wanted.
     """
 
     token_ids: torch.Tensor
     positions: torch.Tensor
     kv: KVStep
     last_rows: torch.Tensor | None
+    prompts: Sequence[PromptRows]
 
 
 class PooledMemory:
@@ -153,10 +167,24 @@ class _Rows:
         """`rows` holds the positions that run of each request, in the order in which they stand in the batch."""
         self._token_ids = ints.put(_chained(each.request.token_ids[ran.start : ran.stop] for each, ran in rows))
         self._positions = ints.put(_chained(ran for _, ran in rows))
-        ends = itertools.accumulate(len(ran) for _, ran in rows)
+        ends = [*itertools.accumulate(len(ran) for _, ran in rows)]
         last_row = {each.request.request_id: end - 1 for (each, _), end in zip(rows, ends, strict=True)}
         self._last_rows = ints.put(last_row[each.request.request_id] for each in scheduled if each.samples)
+        self._prompts = [
+            (each, end - each.num_new, ints.put(each.request.token_ids[targets.start : targets.stop]))
+            for (each, _), end in zip(rows, ends, strict=True)
+            if (targets := each.prompt_targets)
+        ]
 
     def batch(self, kv: KVStep, sent: torch.Tensor) -> Batch:
         last_rows = sent[self._last_rows]
-        return Batch(sent[self._token_ids], sent[self._positions], kv, last_rows if last_rows.numel() else None)
+        return Batch(
+            token_ids=sent[self._token_ids],
+            positions=sent[self._positions],
+            kv=kv,
+            last_rows=last_rows if last_rows.numel() else None,
+            prompts=[
+                PromptRows(each.request, slice(row, row + len(each.prompt_targets)), sent[ids], each.num_computed == 0)
+                for each, row, ids in self._prompts
+            ],
+        )

@@ -1,4 +1,4 @@
-"""`nanoserve generate | chat | models | memory`: the engine on a command line.
+"""`nanoserve generate | chat | serve | models | memory`: the engine on a command line.
 
 Knows options, terminals and exit codes: 0 done, 1 for a reader that went away, 2 for anything that the user can mend
 (told in one line), 130 for Ctrl-C. Everything else is the engine's.
@@ -12,20 +12,29 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from nanoserve.config import (
-    ATTENTIONS,
-    CACHES,
-    DTYPES,
-    GRAPHS,
-    KERNELS,
-    PREFIX_CACHES,
-    QUANTIZATIONS,
-    EngineConfig,
-    ModelConfig,
-    SamplingParams,
-    SchedulerConfig,
-)
+from nanoserve.config import EngineConfig, ModelConfig, SamplingParams, SchedulerConfig
 from nanoserve.errors import NanoserveError, RequestError, one_line
+from nanoserve.options import (
+    Attention,
+    Cache,
+    Device,
+    Dtype,
+    Graphs,
+    Kernels,
+    KVMemory,
+    MaxNewTokens,
+    MaxRunning,
+    MinP,
+    Model,
+    PrefixCache,
+    Quantize,
+    RepetitionPenalty,
+    Seed,
+    Temperature,
+    TopK,
+    TopP,
+)
+from nanoserve.server.command import serve
 
 if TYPE_CHECKING:
     from nanoserve.engine import Engine
@@ -50,33 +59,7 @@ app = typer.Typer(
 
 _ENGINE, _SAMPLING, _SCHEDULING = EngineConfig(), SamplingParams(), SchedulerConfig()
 
-Model = Annotated[str, typer.Option(help="Catalog name (see `nanoserve models`), folder, .gguf file or hub id.")]
-Device = Annotated[str, typer.Option(help="auto, cpu, cuda or cuda:N.")]
-Dtype = Annotated[str, typer.Option(help=f"One of {', '.join(DTYPES)}.")]
-Cache = Annotated[str, typer.Option(help=f"KV cache: {', '.join(CACHES)} (none recomputes every position).")]
-Attention = Annotated[str, typer.Option(help=f"What computes attention: {', '.join(ATTENTIONS)}.")]
-Graphs = Annotated[str, typer.Option(help=f"Record decode steps and play them again: {', '.join(GRAPHS)}.")]
-Kernels = Annotated[
-    str,
-    typer.Option(help=f"What computes matrices and norms: {', '.join(KERNELS)} (auto: compiled, where they can be)."),
-]
-Quantize = Annotated[str, typer.Option(help=f"Keep matrices in fewer bits: {', '.join(QUANTIZATIONS)}.")]
-MaxNewTokens = Annotated[int, typer.Option(help="Stop after this many tokens.")]
-Temperature = Annotated[float, typer.Option(help="0 always takes the likeliest token; higher is more random.")]
-TopK = Annotated[int, typer.Option(help="Sample among the k likeliest tokens; 0 is off.")]
-TopP = Annotated[float, typer.Option(help="Sample among the likeliest tokens that make up this probability; 1 is off.")]
-MinP = Annotated[
-    float, typer.Option(help="Sample among tokens at least this likely, relative to the likeliest; 0 is off.")
-]
-RepetitionPenalty = Annotated[float, typer.Option(help="Above 1 makes tokens that were seen less likely; 1 is off.")]
-KVMemory = Annotated[str, typer.Option(help="For keys and values: auto, a size (512MiB, 2GiB) or a share (40%).")]
-PrefixCache = Annotated[
-    str,
-    typer.Option(help=f"Which kept prefix blocks are evicted first: {', '.join(PREFIX_CACHES)}."),
-]
-Seed = Annotated[
-    int | None, typer.Option(help="The same seed gives the same text.", show_default="a new one each time")
-]
+app.command()(serve)
 
 
 @app.command()
@@ -188,7 +171,7 @@ def memory(
     kv_memory: KVMemory = _ENGINE.kv_memory,
     prefix_cache: PrefixCache = _ENGINE.prefix_cache,
     block_size: Annotated[int, typer.Option(help="Tokens in a KV block.")] = _SCHEDULING.block_size,
-    max_running: Annotated[int, typer.Option(help="Requests that may run at once.")] = _SCHEDULING.max_running,
+    max_running: MaxRunning = _SCHEDULING.max_running,
 ) -> None:
     """Show how large the pool of KV blocks would be on this machine, and why. No weights are loaded.
 

@@ -26,7 +26,7 @@ BLOCK_SIZES = tuple(2**power for power in range(9))
 """Positions that a KV block may hold."""
 
 
-class _Options:
+class Options:
     """Adds `from_options`, which refuses an unknown name and lists the known ones."""
 
     @classmethod
@@ -54,7 +54,7 @@ class RopeScaling:
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class ModelConfig(_Options):
+class ModelConfig(Options):
     """Shape of a decoder of one of `FAMILIES`. Counts are per model unless the name says otherwise.
 
     A family takes what it has a use for: gpt2 has no rotary embedding, and reads nothing named `rope`.
@@ -102,7 +102,7 @@ class ModelConfig(_Options):
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class EngineConfig(_Options):
+class EngineConfig(Options):
     """What to load and how to run it.
 
     `model`: a catalog name, a local folder, a GGUF file or a hub id. `device`: auto, cpu, cuda, cuda:N. `dtype` auto is
@@ -160,7 +160,7 @@ class EngineConfig(_Options):
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class SchedulerConfig(_Options):
+class SchedulerConfig(Options):
     """How requests share steps, and the pool of KV blocks.
 
     At most `max_running` requests run at once, and `max_step_tokens` positions in a step: a longer prompt runs in
@@ -196,12 +196,14 @@ class SchedulerConfig(_Options):
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class SamplingParams(_Options):
+class SamplingParams(Options):
     """How one request is continued. Field names and meanings are those of Hugging Face's GenerationConfig.
 
     `temperature` 0 is greedy. `top_k` 0, `top_p` 1, `min_p` 0 and `repetition_penalty` 1 switch themselves off.
     `stop` strings end the text and are not part of it; an EOS token ends the request and stays in its ids.
-    `seed` None takes a fresh one per request.
+    `seed` None takes a fresh one per request. `num_logprobs` tells how likely each new token was, and so many of the
+    likeliest beside it (None tells nothing); `prompt_logprobs` tells it of the prompt's tokens, which are then computed
+    even where they are remembered. Both are of the logits as the model gave them.
     """
 
     max_new_tokens: int = 64
@@ -213,6 +215,8 @@ class SamplingParams(_Options):
     seed: int | None = None
     stop: tuple[str, ...] = ()
     ignore_eos: bool = False
+    num_logprobs: int | None = None
+    prompt_logprobs: bool = False
 
     def __post_init__(self) -> None:
         if isinstance(self.stop, str) or not isinstance(self.stop, Iterable):
@@ -239,6 +243,12 @@ class SamplingParams(_Options):
                 "None or an integer from 0 to 2**63 - 1",
             ),
             ("stop", all(isinstance(text, str) and text for text in self.stop), "a tuple of non-empty strings"),
+            (
+                "num_logprobs",
+                self.num_logprobs is None or (isinstance(self.num_logprobs, int) and 0 <= self.num_logprobs <= 20),
+                "None (off) or an integer from 0 to 20",
+            ),
+            ("prompt_logprobs", isinstance(self.prompt_logprobs, bool), "True or False"),
         )
         for name, holds, wanted in allowed:
             if not holds:

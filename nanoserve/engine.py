@@ -6,33 +6,37 @@ policy (scheduler), the kernels (attention), where keys and values live (batch, 
 
 import contextlib
 import dataclasses
+import itertools
 import uuid
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 import torch
 
-from nanoserve.answer import Answer, Answers, Inboxes, completion_of, told
+from nanoserve.answer import Answers, Inboxes, completion_of, told
 from nanoserve.attention import choose_backend
 from nanoserve.batch import make_memory
-from nanoserve.cache.prefix import PrefixCounts
 from nanoserve.config import EngineConfig, SamplingParams, SchedulerConfig
-from nanoserve.errors import ConfigError, unknown
+from nanoserve.errors import ConfigError, ModelError, unknown
+from nanoserve.gauges import Gauges
+from nanoserve.logprobs import PromptLogprobs
 from nanoserve.memory import plan_for
 from nanoserve.models.causal import CausalModel
 from nanoserve.prompts import Prompt, as_ids, as_list, for_each
 from nanoserve.replay import choose_recorder, make_replays
-from nanoserve.request import Completion, Request, TokenEvent
-from nanoserve.sampling import Scores, sample_rows
+from nanoserve.request import Completion, Request, Told, TokenEvent
+from nanoserve.sampling import Scores, sample_and_look, sample_rows
 from nanoserve.scheduler import make_scheduler
-from nanoserve.seats import Counts, Scheduled
+from nanoserve.seats import Scheduled
 from nanoserve.tokenizer import Tokenizer
 from nanoserve.weights import Check, LoadedModel, load_model
+
+_Sampled = tuple[Scheduled, int | ModelError, Told]
 
 _OWN_OPTIONS = ("cache", "kv_memory", "prefix_cache", "attention", "graphs")  # of an EngineConfig: not the model's
 
 
-class Engine:
+class Engine(Gauges):
     """One model on one device, and the requests that it is answering. Not safe to call from two threads."""
 
     def __init__(
@@ -75,6 +79,7 @@ class Engine:
         self._memory = make_memory(loaded, config.cache, settings, self.attention, has_spare=recorder is not None)
         self._replays = make_replays(recorder, loaded, self._memory, settings)
         self._answers = Answers(self.tokenizer, loaded.device)
+        self._prompt_logprobs = PromptLogprobs()
         self._inboxes = Inboxes()
 
     @classmethod
@@ -94,16 +99,6 @@ class Engine:
     def has_work(self) -> bool:
         """Whether a `step` would run, or tell, anything."""
         return self._scheduler.has_work or bool(self._inboxes.untold or self._inboxes.errors)
-
-    @property
-    def counts(self) -> Counts:
-        """What came about so far: steps, positions, preemptions. Grows with every step."""
-        return self._scheduler.counts
-
-    @property
-    def prefix_counts(self) -> PrefixCounts | None:
-        """What the prefix cache found, kept and gave up so far; None without one. Grows with every step."""
-        return None if self._scheduler.prefixes is None else self._scheduler.prefixes.counts
 
     @property
     def notes(self) -> tuple[str, ...]:
@@ -127,27 +122,6 @@ class Engine:
         """Bytes that keys and values take: the whole pool, or all that running requests have reserved."""
         return self._memory.num_bytes
 
-    @property
-    def num_kv_blocks(self) -> int | None:
-        """KV blocks that running requests hold, a shared one once; None without a pool."""
-        held = {block for table in self._scheduler.tables for block in table.blocks}
-        return None if self._scheduler.pool is None else len(held)
-
-    @property
-    def kv_waste_bytes(self) -> int | None:
-        """Bytes inside blocks that are held where no position lies; None without a pool."""
-        return self._bytes_of(sum(table.num_spare for table in self._scheduler.tables))
-
-    @property
-    def kv_unused_bytes(self) -> int | None:
-        """Bytes of the pool's blocks that no request holds; None without a pool."""
-        pool = self._scheduler.pool
-        return None if pool is None else self._bytes_of(pool.num_free * self._scheduler.config.block_size)
-
-    def _bytes_of(self, num_positions: int) -> int | None:
-        per_token = self.loaded.config.kv_bytes_per_token(self.loaded.dtype.itemsize)
-        return None if self._scheduler.pool is None else num_positions * per_token
-
     def add_request(
         self,
         prompt: Prompt,
@@ -160,9 +134,23 @@ class Engine:
 
         Requests of a lower `priority` number go first.
         """
-        request = self._check(prompt, params, request_id, priority)
+        request = self.check(prompt, params, request_id, priority)
         self._scheduler.add(request)
         return request.request_id
+
+    def check(
+        self, prompt: Prompt, params: SamplingParams | None = None, request_id: str | None = None, priority: int = 0
+    ) -> Request:
+        """The request that a prompt and its parameters make. Raises RequestError for one that this engine cannot run.
+
+        Changes nothing, and may be called from any thread.
+        """
+        prompt_ids = self.tokenizer.encode(prompt) if isinstance(prompt, str) else as_ids(prompt)
+        name = request_id or f"request-{uuid.uuid4().hex[:12]}"
+        request = Request(name, prompt_ids, params or SamplingParams(), priority=priority)
+        request.check_fits(self.loaded.config)
+        self._scheduler.check_fits(request)
+        return request
 
     def step(self) -> list[TokenEvent]:
         """One scheduler decision and one forward for all that it schedules: an event for each token that came of it.
@@ -173,10 +161,19 @@ class Engine:
         it.
         """
         if self._inboxes.errors:
-            raise self._inboxes.errors.pop(0)
+            self._scheduler.admitted = ()
+            raise self._inboxes.errors.pop(0)[1]
         self._step()
         told, self._inboxes.untold = self._inboxes.untold, []
         return told
+
+    def take_failures(self) -> list[tuple[str, Exception]]:
+        """Requests that could not go on since this was last asked, and why; `step` does not raise what is taken here.
+
+        Those whose stream is read are not among them.
+        """
+        taken, self._inboxes.errors = self._inboxes.errors, []
+        return taken
 
     @torch.inference_mode()
     def _step(self) -> None:
@@ -188,7 +185,7 @@ class Engine:
         except BaseException as error:
             self._abort_all(scheduled, error)
             raise
-        events = self._sample(scheduled, scores)
+        events = self._tell(self._sample(scheduled, scores))
         for request in self._scheduler.commit():
             self._drop(request.request_id)
         for event in events:
@@ -201,7 +198,7 @@ class Engine:
 
     def stream(self, prompt: Prompt, params: SamplingParams | None = None) -> Iterator[TokenEvent]:
         """Yield one request's events as its tokens come. The prompt is checked at once; leaving the loop aborts it."""
-        return self._follow(self._check(prompt, params))
+        return self._follow(self.check(prompt, params))
 
     def generate(
         self, prompts: Prompt | Sequence[Prompt], params: SamplingParams | Sequence[SamplingParams] | None = None
@@ -211,23 +208,13 @@ class Engine:
         One set of `params` for all, or one for each. A prompt that is refused refuses the whole call, before any work.
         """
         listed = as_list(prompts)
-        requests = [self._check(prompt, each) for prompt, each in zip(listed, for_each(listed, params), strict=True)]
+        requests = [self.check(prompt, each) for prompt, each in zip(listed, for_each(listed, params), strict=True)]
         with self._queued(requests) as inboxes:
             while any(request.finish_reason is None for request in requests):
                 self._step()
                 for inbox in filter(None, inboxes):
                     told(inbox[-1])
         return [completion_of(each, [*map(told, inbox)]) for each, inbox in zip(requests, inboxes, strict=True)]
-
-    def _check(
-        self, prompt: Prompt, params: SamplingParams | None, request_id: str | None = None, priority: int = 0
-    ) -> Request:
-        prompt_ids = self.tokenizer.encode(prompt) if isinstance(prompt, str) else as_ids(prompt)
-        name = request_id or f"request-{uuid.uuid4().hex[:12]}"
-        request = Request(name, prompt_ids, params or SamplingParams(), priority=priority)
-        request.check_fits(self.loaded.config)
-        self._scheduler.check_fits(request)
-        return request
 
     def _follow(self, request: Request) -> Iterator[TokenEvent]:
         """Queue the request at the first pull. Steps taken for it may serve others; their events wait for them."""
@@ -259,6 +246,7 @@ class Engine:
         batch = self._memory.batch(scheduled)
         with self._memory.together():
             hidden = self._model(batch.token_ids, batch.positions, batch.kv)
+        self._prompt_logprobs.take(self._model, hidden, batch.prompts)
         return Scores(hidden[:0] if batch.last_rows is None else self._model.compute_logits(hidden[batch.last_rows]))
 
     def _abort_all(self, scheduled: Sequence[Scheduled], error: BaseException) -> None:
@@ -276,25 +264,33 @@ class Engine:
     def _drop(self, request_id: str) -> None:
         self._memory.release(request_id)
         self._answers.pop(request_id, None)
+        self._prompt_logprobs.pop(request_id, None)
 
-    def _sample(self, scheduled: Sequence[Scheduled], scores: Scores) -> list[TokenEvent]:
-        """A token for each request whose last position ran; a request without one leaves."""
+    def _sample(self, scheduled: Sequence[Scheduled], scores: Scores) -> Iterable[_Sampled]:
+        """A token, or an error, for each request whose last position ran."""
         sampling = [each for each in scheduled if each.samples]
         if not sampling:
-            return []
-        answers = [self._answers.of(each.request) for each in sampling]
-        tokens = sample_rows(scores, [(answer.sampler, answer.request.token_ids) for answer in answers])
+            return ()
+        rows = [(self._answers.of(each.request).sampler, each.request.token_ids) for each in sampling]
+        beside = self._prompt_logprobs.beside([each.request for each in sampling])
+        if beside is None:
+            return zip(sampling, sample_rows(scores, rows), itertools.repeat(Told()))
+        return zip(sampling, *sample_and_look(scores, rows, beside), strict=True)
+
+    def _tell(self, sampled: Iterable[_Sampled]) -> list[TokenEvent]:
+        """An event for each token; a request without one leaves."""
         events: list[TokenEvent] = []
-        for each, answer, token in zip(sampling, answers, tokens, strict=True):
+        for each, token, more in sampled:
             try:
-                events.append(self._push(each, answer, token))
+                events.append(self._push(each, token, more))
             except Exception as error:
                 self._fail(each.request, error)
         return events
 
-    def _push(self, scheduled: Scheduled, answer: Answer, token: int | Exception) -> TokenEvent:
+    def _push(self, scheduled: Scheduled, token: int | Exception, more: Told) -> TokenEvent:
         if isinstance(token, Exception):
             raise token
         ran = self._memory.positions_of(scheduled)
         num_cached = min(ran.start, scheduled.num_before)
-        return answer.push(token, self._eos_token_ids, num_prefilled=ran.stop - num_cached, num_cached=num_cached)
+        counts = {"num_prefilled": ran.stop - num_cached, "num_cached": num_cached}
+        return self._answers.of(scheduled.request).push(token, self._eos_token_ids, more, **counts)

@@ -7,6 +7,7 @@
     │   ├── FetchError    the package index, the hub or the disk did not deliver
     │   └── WeightsError  a checkpoint that is truncated, foreign or incomplete
     ├── RequestError      a prompt or sampling setting that this engine cannot run
+    ├── ApiError          a call that the server does not answer, or not to its end
     └── BlockError        KV blocks that are not what their user takes them for
         └── OutOfBlocksError  fewer are free than are wanted, for now
 
@@ -43,6 +44,19 @@ class WeightsError(ModelError):
 
 class RequestError(NanoserveError):
     """A prompt or sampling setting that this engine cannot run; raised before any work is done."""
+
+
+class ApiError(NanoserveError):
+    """A call that the server does not answer, or not to its end, and the HTTP status that says so.
+
+    `param` is the field at fault, `code` a word for programs, both as OpenAI's; `retry_after_s` 0 promises nothing.
+    """
+
+    def __init__(
+        self, status: int, message: str, *, param: str | None = None, code: str | None = None, retry_after_s: int = 0
+    ) -> None:
+        super().__init__(message)
+        self.status, self.param, self.code, self.retry_after_s = status, param, code, retry_after_s
 
 
 class BlockError(NanoserveError):

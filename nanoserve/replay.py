@@ -3,7 +3,7 @@
 Knows sizes: n requests run in the recording of the next larger *bucket*, and the rows that are left over are padding,
 which writes to a block of nobody's and attends to that. Recordings share their inputs, at addresses that never change.
 Refuses to know how something is recorded, who asks for what, and prefill: a step that holds more than one new position
-of a request is not for this file.
+of a request, or a prompt whose probabilities are wanted, is not for this file.
 
 Reference: CUDA graphs (CUDA C++ Programming Guide); buckets of batch sizes as in vLLM.
 """
@@ -191,7 +191,7 @@ class Replays:
 
     def run(self, scheduled: Sequence[Scheduled]) -> Scores | None:
         """Scores of the requests that sample, in their order; None for a step that has to run eagerly."""
-        if self.notes or any(each.num_new != 1 for each in scheduled):
+        if self.notes or any(each.num_new != 1 or each.prompt_targets for each in scheduled):
             return None
         copy_shared(self._pool, scheduled)
         size = next(size for size in self._buckets if size >= len(scheduled))

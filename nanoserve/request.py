@@ -7,6 +7,7 @@ events on a clock of its own.
 import dataclasses
 import enum
 from collections.abc import Sequence
+from typing import NamedTuple
 
 from nanoserve.config import ModelConfig, SamplingParams
 from nanoserve.errors import RequestError
@@ -21,13 +22,30 @@ class FinishReason(enum.StrEnum):
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class TokenLogprobs:
+    """How likely a token was, by the logits as the model gave them, and the likeliest at its place, best first."""
+
+    token_id: int
+    logprob: float
+    top: tuple[tuple[int, float], ...] = ()
+
+
+class Told(NamedTuple):
+    """How likely a request's new token was, and, with its first one, its prompt; None where nobody asked."""
+
+    token: TokenLogprobs | None = None
+    prompt: tuple[TokenLogprobs | None, ...] | None = None
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class TokenEvent:
     """One output token, told at the step that computed it.
 
     `text` is what became certain with this token; it can be empty (half a character, a possible stop string), and
     the pieces of a request join to exactly its text. `num_prefilled` counts the positions that ran for this token, in
     one step or, in chunks, in several; `num_cached` those whose keys and values were stored before. A request that was
-    preempted has nothing stored: what ran again counts as run.
+    preempted has nothing stored: what ran again counts as run. Log probabilities are there where they were asked for:
+    those of the prompt come with the first event, None in place of its first token.
     """
 
     request_id: str
@@ -37,6 +55,8 @@ class TokenEvent:
     num_prefilled: int
     num_cached: int
     finish_reason: FinishReason | None = None
+    logprobs: TokenLogprobs | None = None
+    prompt_logprobs: tuple[TokenLogprobs | None, ...] | None = None
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)

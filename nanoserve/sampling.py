@@ -7,13 +7,16 @@ the others, each with filters of its own; tokens and the largest logits, which t
 
 import math
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import NamedTuple, Protocol, TypeVar
 
 import torch
 
 from nanoserve.config import SamplingParams
 from nanoserve.errors import ModelError
 from nanoserve.staging import to_device, to_host
+
+T = TypeVar("T")
+T_co = TypeVar("T_co", covariant=True)
 
 _EXCLUDED = -torch.inf
 
@@ -67,19 +70,47 @@ Row = tuple[Sampler, Sequence[int]]
 """Who samples, and all ids so far, prompt included."""
 
 
+class Looks(Protocol[T_co]):
+    """Who wants more of a step's rows than their tokens."""
+
+    def look(self, logits: torch.Tensor, tokens: torch.Tensor) -> torch.Tensor:
+        """Numbers [any], float64, of logits [rows, vocab] and the tokens [rows] that came of them."""
+        ...
+
+    def read(self, numbers: Sequence[float]) -> T_co:
+        """The same numbers, on the host."""
+        ...
+
+
 def sample_rows(scores: Scores, rows: Sequence[Row]) -> list[int | ModelError]:
     """A token for each row of the scores. Waits for the device at its end, and nowhere before.
 
     Where a row has none, the error stands in its place: what one request cannot do is no fault of the others.
     """
+    return _checked(*to_host(_find(scores, rows)))
+
+
+def sample_and_look(scores: Scores, rows: Sequence[Row], looks: Looks[T]) -> tuple[list[int | ModelError], T]:
+    """As `sample_rows`, with what somebody reads of the rows, in the same copy."""
+    found, num = _find(scores, rows), len(rows)
+    numbers = to_host(torch.cat((found.flatten(), looks.look(scores.logits, found[0]))))
+    return _checked(numbers[:num], numbers[num : 2 * num]), looks.read(numbers[2 * num :])
+
+
+def _find(scores: Scores, rows: Sequence[Row]) -> torch.Tensor:
+    """Tokens and largest logits, float64 [2, rows], on the device."""
     found = likeliest(scores.logits) if scores.found is None else scores.found
     places = [place for place, (sampler, _) in enumerate(rows) if not sampler.wants_likeliest]
     if places:
         found = _sample_some(scores.logits, found, places, [rows[place] for place in places])
-    return [_checked(token, best) for token, best in zip(*to_host(found), strict=True)]
+    return found
 
 
-def _checked(token: float, best: float) -> int | ModelError:
+def _checked(tokens: Sequence[float], bests: Sequence[float]) -> list[int | ModelError]:
+    return [_checked_one(token, best) for token, best in zip(tokens, bests, strict=True)]
+
+
+def _checked_one(token: float, best: float) -> int | ModelError:
     if not math.isfinite(best):
         return ModelError(f"the largest logit is {best}: broken weights, or too small a dtype (try float32)")
     return int(token)

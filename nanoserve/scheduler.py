@@ -44,6 +44,7 @@ class Scheduler:
             )
         self.prefixes, self._space = prefixes, space
         self.counts = Counts()
+        self.admitted: tuple[str, ...] = ()
         self._waiting: list[Seat] = []
         self._running: list[Seat] = []
         self._scheduled: list[Scheduled] = []
@@ -53,6 +54,14 @@ class Scheduler:
     @property
     def has_work(self) -> bool:
         return bool(self._waiting or self._running)
+
+    @property
+    def num_running(self) -> int:
+        return len(self._running)
+
+    @property
+    def num_waiting(self) -> int:
+        return len(self._waiting)
 
     @property
     def tables(self) -> list[BlockTable]:
@@ -87,9 +96,12 @@ class Scheduler:
             )
 
     def schedule(self) -> list[Scheduled]:
-        """What runs in the next step, oldest first. Empty only when there is no work."""
+        """What runs in the next step, oldest first. Empty only when there is no work.
+
+        `admitted` are the ids of those that are in a step for the first time.
+        """
         budget, place = self.config.max_step_tokens, 0
-        self._scheduled = []
+        self._scheduled, self.admitted = [], ()
         while place < len(self._running):  # the young ones may have been preempted meanwhile
             budget -= self._continue(self._running[place], budget - (len(self._running) - place - 1))
             place += 1
@@ -151,13 +163,14 @@ class Scheduler:
 
     def _find_prefix(self, seat: Seat) -> None:
         """What is remembered of a request, in whole blocks; its last token has to run in any case."""
-        if self.prefixes is not None:
+        if self.prefixes is not None and not seat.wants_whole_prompt:
             seat.reuse(self.prefixes.find(seat.request.token_ids[:-1], self._space))
 
     def _count_admission(self, seat: Seat) -> None:
         """A request's hits are counted once. `num_computed` is what it has found now."""
         if seat.num_hits is None:
             seat.num_hits = seat.num_computed
+            self.admitted += (seat.request.request_id,)
             if self.prefixes is not None:
                 self.prefixes.admit(seat.path, len(seat.request.token_ids))
         self.counts.num_recomputed += max(0, seat.num_again - seat.num_computed)

@@ -20,7 +20,8 @@ class Scheduled:
     `num_before` were stored already when its last token came, or when it was admitted: what came since ran for its next
     token, in one step or in chunks. `samples` tells whether its last known token is among them, so that a token comes
     of it. A padding row runs for nobody: its request has finished, and its batch has not. `table` says where its
-    positions lie, None without a pool; `copied` is a block whose content has to be copied first.
+    positions lie, None without a pool; `copied` is a block whose content has to be copied first. `prompt_targets` are
+    positions whose tokens' probabilities come of it, and are wanted.
     """
 
     request: Request
@@ -31,6 +32,7 @@ class Scheduled:
     samples: bool
     is_padding: bool = False
     copied: tuple[int, int] | None = None
+    prompt_targets: range = range(0)
 
 
 @dataclasses.dataclass(slots=True, eq=False)
@@ -49,6 +51,11 @@ class Seat:
     num_again: int = 0
     num_hits: int | None = None
     path: list[Node] = dataclasses.field(default_factory=list)
+
+    @property
+    def wants_whole_prompt(self) -> bool:
+        """Whether each position of the prompt has to run: probabilities are wanted of it, and not told yet."""
+        return self.request.params.prompt_logprobs and not self.request.num_output_tokens
 
     def reuse(self, path: list[Node]) -> None:
         """Begin behind these blocks. What ran for the next token before a preemption, and is found now, is no hit."""
@@ -73,6 +80,10 @@ class Seat:
         """The request's part of a step."""
         is_whole = num_computed + num_new == len(self.request.token_ids)
         usual = {"num_before": self.num_before, "samples": is_whole}
+        if self.wants_whole_prompt:
+            how["prompt_targets"] = range(
+                num_computed + 1, min(num_computed + num_new + 1, self.request.num_prompt_tokens)
+            )
         return Scheduled(self.request, self.table, num_computed, num_new, **usual | how)
 
 

@@ -43,8 +43,8 @@ def varied_model():
     return LoadedModel(model, ByteTokenizer(CONFIG.vocab_size), CONFIG, "random", CPU, torch.float32)
 
 
-def answers_of_transformers(loaded):
-    """What transformers says of each prompt alone: 64 greedy tokens, and the logits that each of them comes of."""
+def model_of_transformers(loaded):
+    """The same weights."""
     theirs = LlamaForCausalLM(
         LlamaConfig(
             vocab_size=CONFIG.vocab_size, hidden_size=CONFIG.hidden_size, intermediate_size=CONFIG.intermediate_size,
@@ -54,6 +54,12 @@ def answers_of_transformers(loaded):
         )
     ).eval()  # fmt: skip
     theirs.load_state_dict(loaded.model.state_dict())
+    return theirs
+
+
+def answers_of_transformers(loaded):
+    """What transformers says of each prompt alone: 64 greedy tokens, and the logits that each of them comes of."""
+    theirs = model_of_transformers(loaded)
     return [greedy(theirs, ids) for ids in PROMPTS]
 
 
@@ -121,3 +127,17 @@ def logits_seen(engine):
 
     engine._forward = look
     return seen
+
+
+def spoil_logits(engine, request_id, *, after=2):
+    """What comes of a request's logits after some tokens is no number."""
+    forward = engine._forward
+
+    def spoil(scheduled):
+        scores = forward(scheduled)
+        for row, each in enumerate(each for each in scheduled if each.samples):
+            if each.request.request_id == request_id and each.request.num_output_tokens == after:
+                scores.logits[row] = torch.nan
+        return scores
+
+    engine._forward = spoil

@@ -213,7 +213,8 @@ def test_every_setting_of_engine_and_sampling_is_an_option_or_left_out_on_purpos
     _, help_text, _ = main(command, "--help")
     options = set(re.findall(r"^ +--([\w-]+)", help_text, re.MULTILINE))
     settings = {*EngineConfig.__dataclass_fields__, *SamplingParams.__dataclass_fields__}
-    left_out = {"generate": set(), "chat": {"stop", "ignore_eos"}}[command]
+    for_servers = {"num_logprobs", "prompt_logprobs"}
+    left_out = for_servers | {"generate": set(), "chat": {"stop", "ignore_eos"}}[command]
     assert {name.replace("-", "_") for name in options} - {"help", "system"} == settings - left_out
 
 

@@ -68,12 +68,32 @@ ENGINE = {
     "answer": "request sampling stopping tokenizer torch",
     "replay": "config errors batch sampling seats staging cache.paged models.causal weights torch",
     "batch": "config ops request seats staging cache.* weights torch",
+    "logprobs": "batch request models.causal torch",
+    "gauges": "seats scheduler cache.prefix weights",
     # Everything meets here.
     "engine": (
-        "errors config request prompts seats scheduler tokenizer cache.* models.* attention answer batch memory "
-        "replay sampling weights torch"
+        "errors config gauges logprobs request prompts seats scheduler tokenizer cache.* models.* attention answer "
+        "batch memory replay sampling weights torch"
     ),
-    "cli": "errors config typer | cache.sizing catalog engine memory request weights time datetime",
+    # HTTP: what clients send and get; the thread that owns the engine; the event loop around it.
+    "options": "config typer",
+    "server": "",
+    "server.settings": "config errors",
+    "server.refusals": "errors",
+    "server.bodies": "config pydantic",
+    "server.thread": "config engine errors request",
+    "server.metrics": "engine request server.thread prometheus_client",
+    "server.calls": "config engine errors server.bodies server.settings time",
+    "server.answers": "request server.calls tokenizer",
+    "server.desk": "config errors request server.metrics server.thread",
+    "server.reply": "errors tokenizer server.answers server.calls server.desk server.refusals starlette",
+    "server.gate": "errors server.refusals server.settings starlette",
+    "server.app": "errors engine server.* fastapi starlette time",
+    "server.serve": "errors server.app server.settings uvicorn",
+    "server.command": "config options server.settings typer | engine server.app server.serve",
+    "cli": (
+        "errors config options server.command typer | cache.sizing catalog engine memory request weights time datetime"
+    ),
     "": "| errors config request engine",
 }  # fmt: skip
 

@@ -1,7 +1,6 @@
 """Requests that end early, cannot go on, or are refused: the others notice nothing, and nothing is kept."""
 
 import pytest
-import torch
 from many_requests import (
     CHUNKED,
     CONFIG,
@@ -14,6 +13,7 @@ from many_requests import (
     drain,
     gather,
     run,
+    spoil_logits,
     tokens,
     varied_model,
 )
@@ -31,20 +31,6 @@ def loaded():
 @pytest.fixture(scope="module")
 def expected(loaded):
     return answers_of_transformers(loaded)
-
-
-def spoil_logits(engine, request_id, *, after=2):
-    """What comes of a request's logits after some tokens is no number."""
-    forward = engine._forward
-
-    def spoil(scheduled):
-        scores = forward(scheduled)
-        for row, each in enumerate(each for each in scheduled if each.samples):
-            if each.request.request_id == request_id and each.request.num_output_tokens == after:
-                scores.logits[row] = torch.nan
-        return scores
-
-    engine._forward = spoil
 
 
 def test_a_request_that_cannot_go_on_costs_the_others_nothing(loaded, expected):

@@ -23,7 +23,9 @@ ENGINES = {
 
 
 def tokens(shape):
-    """Token 7 for each row, with a logit that is a number."""
+    """Token 7 for each row, with a logit that is a number; all ones where more comes back."""
+    if len(shape) == 1:
+        return [1.0] * shape[0]
     return [[7.0] * shape[1], [1.0] * shape[1]]
 
 
@@ -57,6 +59,17 @@ def test_a_step_that_draws_sends_its_filters_as_well_and_waits_as_little(monkeyp
     told, seen = steps(monkeypatch, [GREEDY, DRAWN, DRAWN | {"seed": 2}], **ENGINES["in place"])
     assert len(told) == 18
     assert set(map(str, seen)) == {str(([], 2, 1))}
+
+
+@pytest.mark.parametrize("options", ENGINES.values(), ids=ENGINES)
+def test_log_probabilities_come_back_with_the_tokens(monkeypatch, options):
+    asks = GREEDY | {"num_logprobs": 3, "prompt_logprobs": True}
+    told, seen = steps(monkeypatch, [asks, GREEDY, DRAWN | {"num_logprobs": 20}], **options)
+    assert [len(event.prompt_logprobs) for event in told if event.prompt_logprobs] == [11]
+    assert [len(event.logprobs.top) for event in told if event.request_id == "2"] == [20] * 6
+    assert {str(waits) for waits, *_ in seen} == {"[]"}
+    assert {fetched for *_, fetched in seen} <= {0, 1}
+    assert max(sent for _, sent, _ in seen) == 2
 
 
 def test_a_replayed_step_is_one_copy_there_and_one_back_as_well(monkeypatch):

@@ -1,0 +1,39 @@
+"""What a client is told when something goes wrong: a body in OpenAI's format, and headers.
+
+Knows which of nanoserve's errors is whose fault. Refuses to know HTTP libraries: `app.py` sends what comes of it.
+"""
+
+import json
+from collections.abc import Mapping
+
+from nanoserve.errors import ApiError, NanoserveError, RequestError, one_line
+
+_KINDS = {401: "authentication_error", 404: "not_found_error", 429: "rate_limit_error"}
+
+
+def body_of(error: ApiError) -> bytes:
+    """ASCII only: a message may quote half a surrogate pair, which no other encoding takes."""
+    kind = _KINDS.get(error.status, "invalid_request_error" if error.status < 500 else "server_error")
+    said = {"message": str(error), "type": kind, "param": error.param, "code": error.code}
+    return json.dumps({"error": said}).encode()
+
+
+def headers_of(error: ApiError) -> Mapping[str, str]:
+    """What goes along: when to come back, or how to say who one is."""
+    if error.status == 401:
+        return {"www-authenticate": "Bearer"}
+    return {"retry-after": str(error.retry_after_s)} if error.retry_after_s else {}
+
+
+def as_api_error(error: Exception) -> ApiError:
+    """Whatever ended a request, as what its client is told: 400 for what a client can mend, 500 for the rest.
+
+    A fault of ours is told by its kind only: its message may hold what is none of the client's business.
+    """
+    if isinstance(error, ApiError):
+        return error
+    if isinstance(error, RequestError):
+        return ApiError(400, one_line(error))
+    if isinstance(error, NanoserveError):
+        return ApiError(500, one_line(error), code="engine_error")
+    return ApiError(500, f"the engine could not go on with this request: {type(error).__name__}", code="engine_error")
