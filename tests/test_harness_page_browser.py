@@ -3,11 +3,10 @@
 Needs Chromium and playwright's Python package (no browser download). Each check is also shown a page that breaks it.
 """
 
-import os
-import shutil
 from pathlib import Path
 
 import pytest
+from chromium import chromium, unavailable
 from sample_results import PROVENANCE, streamed_case, sweep, write
 
 from benchmarks.harness.archive import read_archives
@@ -17,30 +16,13 @@ from benchmarks.harness.results import Flag
 pytestmark = pytest.mark.slow
 
 WIDTHS, SCHEMES = (1280, 400), ("light", "dark")
-HOW_TO_GET_IT = "apt-get install chromium && pip install playwright"
-
 INSPECT = Path(__file__).with_name("inspect_page.js").read_text("utf-8")
-
-
-def unavailable(reason):
-    """Skip, except where a check that does not run must not pass."""
-    give_up = pytest.fail if os.environ.get("CI") else pytest.skip
-    give_up(f"{reason}; get it with: {HOW_TO_GET_IT}")
 
 
 @pytest.fixture(scope="module")
 def browser():
-    try:
-        from playwright.sync_api import sync_playwright
-    except ImportError:
-        unavailable("the page is not looked at without playwright")
-    path = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
-    if path is None:
-        unavailable("the page is not looked at without Chromium")
-    with sync_playwright() as playwright:
-        chromium = playwright.chromium.launch(executable_path=path, args=["--no-sandbox"])
-        yield chromium
-        chromium.close()
+    with chromium() as browser:
+        yield browser
 
 
 @pytest.fixture(scope="module")
