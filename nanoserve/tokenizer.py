@@ -14,6 +14,7 @@ import tokenizers
 
 from nanoserve.errors import ConfigError, RequestError, WeightsError, one_line
 
+_LONG = 4096  # characters
 REPLACEMENT = "\ufffd"  # what a decoder shows for bytes that are no UTF-8, an unfinished character among them
 
 
@@ -91,7 +92,11 @@ class HFTokenizer(Tokenizer):
 
     def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
         _utf8(text)
-        ids: list[int] = self._backend.encode(text, add_special_tokens=add_special_tokens).ids
+        if len(text) > _LONG:  # only a batch lets other threads run meanwhile
+            (encoding,) = self._backend.encode_batch([text], add_special_tokens=add_special_tokens)
+        else:
+            encoding = self._backend.encode(text, add_special_tokens=add_special_tokens)
+        ids: list[int] = encoding.ids
         return ids
 
     def decode(self, ids: Sequence[int], skip_special_tokens: bool = True) -> str:

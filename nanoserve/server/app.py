@@ -29,6 +29,7 @@ from nanoserve.server.settings import ServerConfig
 from nanoserve.server.thread import EngineThread
 
 _MOST_REASONS = 4
+_PROBE_S = 0.02
 _PAGE = Path(__file__).with_name("page.html")
 
 
@@ -58,10 +59,18 @@ class Server:
     @contextlib.asynccontextmanager
     async def _lifespan(self, _: FastAPI) -> AsyncIterator[None]:
         self._desk.open_up(self._thread)
+        probe = asyncio.create_task(self._probe())
         try:
             yield
         finally:
+            probe.cancel()
             await asyncio.to_thread(self._thread.stop)
+
+    async def _probe(self) -> None:
+        while True:
+            due_s = self._numbers.now_s() + _PROBE_S
+            await asyncio.sleep(_PROBE_S)
+            self._numbers.lagged(max(0.0, self._numbers.now_s() - due_s))
 
     def _make_app(self) -> FastAPI:
         app = FastAPI(

@@ -33,7 +33,12 @@ _NEUTRAL: dict[str, tuple[Any, ...]] = {
 Count = Annotated[int, Field(ge=1, le=2**31)]
 Stop = Annotated[str, Field(min_length=1, max_length=4096)]
 Digits = Annotated[str, Field(pattern=r"^[0-9]{1,10}$")]
-TokenId = Annotated[int, Field(ge=0, le=2**31)]
+Ids = Annotated[list[int], Field(fail_fast=True)]
+Prompt = Annotated[
+    str | Ids | Annotated[list[str], Field(fail_fast=True)] | Annotated[list[Ids], Field(fail_fast=True)],
+    Field(union_mode="left_to_right"),
+]
+"""A text, token ids, or a list of either. Read once: a million ids would hold up the event loop otherwise."""
 
 
 def _refused(param: str, why: str) -> PydanticCustomError:
@@ -118,7 +123,7 @@ class Sampling(_Body):
 class CompletionBody(Sampling):
     """POST /v1/completions."""
 
-    prompt: str | list[str] | list[TokenId] | list[list[TokenId]]
+    prompt: Prompt
     max_tokens: Annotated[int, Field(ge=0, le=2**31)] | None = None
     logprobs: Annotated[int, Field(ge=0, le=20)] | None = None
     echo: bool | None = None

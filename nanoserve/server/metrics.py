@@ -41,6 +41,7 @@ _HISTOGRAMS = {
     "itl": "between two tokens of a request",
     "e2e": "from a request's arrival to its last token",
     "queue": "from a request's arrival to the step that admits it",
+    "event_loop_lag": "by which the event loop came late to what was due, asked 50 times a second",
 }
 _COUNTERS = {
     "prompt_tokens": "tokens of the prompts that have got a first token",
@@ -92,6 +93,7 @@ class Numbers:
         self._lives: dict[str, _Life] = {}
         self._look = Look()
         self.num_prompt = self.num_cached = 0
+        self._longest_lag_s = 0.0
 
     def now_s(self) -> float:
         return self._clock()
@@ -135,6 +137,11 @@ class Numbers:
         """A request that never got to the engine."""
         self._requests.labels("refused").inc()
 
+    def lagged(self, seconds: float) -> None:
+        """How late the event loop was; everybody who reads or writes waits as long."""
+        self._spans["event_loop_lag"].observe(seconds)
+        self._longest_lag_s = max(self._longest_lag_s, seconds)
+
     def look(self, engine: Engine) -> None:
         total, free = engine.num_kv_blocks_total, engine.num_kv_blocks_free
         self._look = Look(
@@ -159,6 +166,10 @@ class Numbers:
         if self.num_prompt:
             hits = self.num_cached / self.num_prompt
             yield GaugeMetricFamily("nanoserve_prefix_hit_ratio", "Cached / prompt tokens since the start", hits)
+        longest_s = self._longest_lag_s
+        yield GaugeMetricFamily(
+            "nanoserve_event_loop_lag_longest_seconds", "The longest lag since the start", longest_s
+        )
         yield CounterMetricFamily("nanoserve_steps", "Steps that the engine has run", look.num_steps)
         yield CounterMetricFamily("nanoserve_preemptions", "Requests that had to make room", look.num_preemptions)
 

@@ -27,7 +27,7 @@ class ServerConfig(Options):
     api_key: str | None = None
     max_queued: int = 256
     max_prompt_tokens: int = 0
-    max_body_bytes: int = 4 * 2**20
+    max_body_bytes: int = 2**20
     request_timeout_s: float = 600.0
     drain_timeout_s: float = 30.0
 
