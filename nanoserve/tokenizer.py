@@ -18,6 +18,13 @@ _LONG = 4096  # characters
 REPLACEMENT = "\ufffd"  # what a decoder shows for bytes that are no UTF-8, an unfinished character among them
 
 
+_PRINTED = (*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100))
+_BYTES = {chr(byte): byte for byte in _PRINTED} | {
+    chr(256 + place): byte for place, byte in enumerate(byte for byte in range(256) if byte not in _PRINTED)
+}
+"""The characters in which byte-level BPE writes bytes (GPT-2's encoder.py): each a visible one."""
+
+
 class Tokenizer(ABC):
     """What the engine asks of a tokenizer."""
 
@@ -30,6 +37,13 @@ class Tokenizer(ABC):
     @abstractmethod
     def decode(self, ids: Sequence[int], skip_special_tokens: bool = True) -> str:
         """The text of these ids; bytes that are no UTF-8 become U+FFFD, ids without a meaning leave no text."""
+
+    @abstractmethod
+    def token_bytes(self, token_id: int) -> bytes:
+        """What this token adds behind others: half a character stays half, a special token is its word.
+
+        Those of a text's ids join to its UTF-8, but for the space that some tokenizers take from a text's beginning.
+        """
 
     def render_chat(self, messages: Sequence[Mapping[str, Any]]) -> list[int]:
         """Token ids of a conversation, up to where the assistant's answer begins.
@@ -58,8 +72,10 @@ class ByteTokenizer(Tokenizer):
         return list(_utf8(text))
 
     def decode(self, ids: Sequence[int], skip_special_tokens: bool = True) -> str:
-        data = b"".join(bytes([i]) if i < 256 else f"⟨{i}⟩".encode() for i in ids)
-        return data.decode("utf-8", errors="replace")
+        return b"".join(map(self.token_bytes, ids)).decode("utf-8", errors="replace")
+
+    def token_bytes(self, token_id: int) -> bytes:
+        return bytes([token_id]) if token_id < 256 else f"⟨{token_id}⟩".encode()
 
 
 class HFTokenizer(Tokenizer):
@@ -102,6 +118,18 @@ class HFTokenizer(Tokenizer):
     def decode(self, ids: Sequence[int], skip_special_tokens: bool = True) -> str:
         text: str = self._backend.decode(list(ids), skip_special_tokens=skip_special_tokens)
         return text
+
+    def token_bytes(self, token_id: int) -> bytes:
+        token = self._backend.id_to_token(token_id) or ""
+        if token_id in self._special or self._backend.decoder is None:
+            return token.encode()
+        if self.is_byte_fallback(token_id):
+            return bytes.fromhex(token[3:5])  # <0xE2>
+        if "ByteLevel" in str(self._backend.decoder) and all(char in _BYTES for char in token):
+            return bytes(_BYTES[char] for char in token)
+        # Behind another token: a decoder may take a space from the first one.
+        text: str = self._backend.decoder.decode(["a", token])
+        return text[1:].encode()
 
     def render_chat(self, messages: Sequence[Mapping[str, Any]]) -> list[int]:
         return self.encode(self.render_chat_text(messages), add_special_tokens=False)

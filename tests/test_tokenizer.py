@@ -107,6 +107,39 @@ def test_round_trip(kind, text):
     assert KINDS[kind].decode(KINDS[kind].encode(text)) == text
 
 
+@every_kind
+@settings(max_examples=80, deadline=None)
+@given(text=st.text(max_size=60))
+def test_the_bytes_of_tokens_join_to_the_text(kind, text):
+    tokenizer = KINDS[kind]
+    known = "".join(char for char in text if kind != "byte-fallback" or char not in "▁\ufffd")
+    ids = tokenizer.encode(known)
+    joined = b"".join(map(tokenizer.token_bytes, ids))
+    assert (joined.removeprefix(b" ") if kind == "byte-fallback" else joined) == known.encode()
+
+
+def test_bytes_of_tokens_that_are_no_text():
+    level, fallback = KINDS["byte-level"], KINDS["byte-fallback"]
+    assert [level.token_bytes(token_id) for token_id in (0, 1, 511)] == [b"<s>", b"</s>", b""]
+    assert [fallback.token_bytes(token_id) for token_id in (1, 3 + 0xE2)] == [b"<s>", b"\xe2"]
+    assert next(level.token_bytes(token_id) for token_id in level.encode("€"))[:1] == b"\xe2"
+    assert fallback.token_bytes(fallback.encode(" a")[-1]) == b" a"
+    assert ByteTokenizer(512).token_bytes(300) == "⟨300⟩".encode()
+
+
+def test_every_byte_has_a_character_of_its_own():
+    from nanoserve.tokenizer import _BYTES
+
+    assert sorted(_BYTES.values()) == list(range(256))
+    assert {*_BYTES} == {*pre_tokenizers.ByteLevel.alphabet()}
+
+
+def test_a_word_that_was_added_to_a_byte_level_vocabulary_is_itself():
+    tokenizer = byte_level()
+    tokenizer._backend.add_tokens(["two words"])
+    assert b"".join(map(tokenizer.token_bytes, tokenizer.encode("a two words b"))) == b"a two words b"
+
+
 def test_the_longer_repeated_text_stays_exact():
     tokenizer = KINDS["byte-level"]
     straddling = [i for byte in b"\x82\xac\xe2" for i in tokenizer.encode(bytes([byte]).decode("latin-1"))[-1:]]
@@ -253,6 +286,12 @@ def test_smollm2_reads_as_transformers_reads_it(smollm2):
     messages = [{"role": "user", "content": "Hi"}]
     assert ours.render_chat(messages) == theirs.apply_chat_template(messages, add_generation_prompt=True).input_ids
     assert ours.eos_token_ids == (theirs.eos_token_id,)
+
+
+def test_the_bytes_of_smollm2s_tokens_join_to_the_text(smollm2):
+    tokenizer = HFTokenizer.from_folder(smollm2)
+    for text in ("The capital of France is", "1234 it's\n\n  été 東京 😀👍🏽 <|im_end|> x"):
+        assert b"".join(map(tokenizer.token_bytes, tokenizer.encode(text))) == text.encode()
 
 
 def test_smollm2_streams_any_ids(smollm2):
