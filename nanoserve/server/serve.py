@@ -36,7 +36,9 @@ def listen(settings: ServerConfig) -> socket.socket:
         listener.bind(address)
     except OSError as error:
         where = f"{settings.host} port {settings.port}"
-        raise ConfigError(f"cannot listen at {where}: {error.strerror}; choose another --port, or 0") from error
+        raise ConfigError(
+            f"cannot listen at {where}: {error.strerror}; choose another --host or --port (0 is a free one)"
+        ) from error
     return listener
 
 
