@@ -19,6 +19,7 @@ from nanoserve.batch import make_memory
 from nanoserve.config import EngineConfig, SamplingParams, SchedulerConfig
 from nanoserve.errors import ConfigError, ModelError, unknown
 from nanoserve.gauges import Gauges
+from nanoserve.leaving import Leaving
 from nanoserve.logprobs import PromptLogprobs
 from nanoserve.memory import plan_for
 from nanoserve.models.causal import CausalModel
@@ -36,7 +37,7 @@ _Sampled = tuple[Scheduled, int | ModelError, Told]
 _OWN_OPTIONS = ("cache", "kv_memory", "prefix_cache", "attention", "graphs")  # of an EngineConfig: not the model's
 
 
-class Engine(Gauges):
+class Engine(Gauges, Leaving):
     """One model on one device, and the requests that it is answering. Not safe to call from two threads."""
 
     def __init__(
@@ -157,8 +158,9 @@ class Engine(Gauges):
 
         What came of requests that are streamed is told there; what came of others in steps that a stream took, here,
         first. A request that cannot go on leaves, and the others go on: its error is raised where its stream is read,
-        or, when nobody reads it, by the next step, which does nothing else. A forward that fails ends all that were in
-        it.
+        or, when nobody reads it, by the next step, which does nothing else. Whoever was in a forward that fails runs
+        again, alone until it has a token: who fails alone cannot go on. What is no Exception, such as a
+        KeyboardInterrupt, ends all that were in it, and is raised at once.
         """
         if self._inboxes.errors:
             self._scheduler.admitted = ()
@@ -167,34 +169,24 @@ class Engine(Gauges):
         told, self._inboxes.untold = self._inboxes.untold, []
         return told
 
-    def take_failures(self) -> list[tuple[str, Exception]]:
-        """Requests that could not go on since this was last asked, and why; `step` does not raise what is taken here.
-
-        Those whose stream is read are not among them.
-        """
-        taken, self._inboxes.errors = self._inboxes.errors, []
-        return taken
-
     @torch.inference_mode()
     def _step(self) -> None:
         scheduled = self._scheduler.schedule()
         if not scheduled:
             return
         try:
-            scores = self._forward(scheduled)
+            sampled = self._sample(scheduled, self._forward(scheduled))
+        except Exception as error:
+            self._take_back(scheduled, error)
+            return
         except BaseException as error:
             self._abort_all(scheduled, error)
             raise
-        events = self._tell(self._sample(scheduled, scores))
+        events = self._tell(sampled)
         for request in self._scheduler.commit():
             self._drop(request.request_id)
         for event in events:
             self._inboxes.tell(event)
-
-    def abort(self, request_id: str) -> None:
-        """Stop a request and free what it holds. Raises RequestError when it is unknown or has finished."""
-        for request in self._scheduler.abort(request_id):
-            self._drop(request.request_id)
 
     def stream(self, prompt: Prompt, params: SamplingParams | None = None) -> Iterator[TokenEvent]:
         """Yield one request's events as its tokens come. The prompt is checked at once; leaving the loop aborts it."""
@@ -248,23 +240,6 @@ class Engine(Gauges):
             hidden = self._model(batch.token_ids, batch.positions, batch.kv)
         self._prompt_logprobs.take(self._model, hidden, batch.prompts)
         return Scores(hidden[:0] if batch.last_rows is None else self._model.compute_logits(hidden[batch.last_rows]))
-
-    def _abort_all(self, scheduled: Sequence[Scheduled], error: BaseException) -> None:
-        """A step that cannot run would stand in the way of all others for ever."""
-        for each in scheduled:
-            if each.request.finish_reason is None:
-                self.abort(each.request.request_id)
-                self._inboxes.get(each.request.request_id, []).append(error)
-
-    def _fail(self, request: Request, error: Exception) -> None:
-        if request.finish_reason is None:
-            self.abort(request.request_id)
-        self._inboxes.fail(request.request_id, error)
-
-    def _drop(self, request_id: str) -> None:
-        self._memory.release(request_id)
-        self._answers.pop(request_id, None)
-        self._prompt_logprobs.pop(request_id, None)
 
     def _sample(self, scheduled: Sequence[Scheduled], scores: Scores) -> Iterable[_Sampled]:
         """A token, or an error, for each request whose last position ran."""

@@ -109,6 +109,19 @@ class Request:
                 f"{config.max_context_tokens} tokens; shorten either by {excess}"
             )
 
+    def check_fits_pool(self, num_pool_blocks: int, block_size: int) -> None:
+        """Raise RequestError where so many KV blocks could not hold it at its longest.
+
+        At its longest it holds all tokens but the last one, whose keys and values nobody needs.
+        """
+        num_prompt, num_new = self.num_prompt_tokens, self.params.max_new_tokens
+        num_blocks = -(-(num_prompt + num_new - 1) // block_size)
+        if num_blocks > num_pool_blocks:
+            raise RequestError(
+                f"a prompt of {num_prompt} tokens and max_new_tokens {num_new} need {num_blocks} KV blocks, the whole "
+                f"pool has {num_pool_blocks}; ask for fewer tokens, or give the pool more memory"
+            )
+
     def append(self, token_id: int, eos_token_ids: Sequence[int]) -> None:
         """Add one output token. EOS wins over a budget used up by the same token: `stop`, not `length`."""
         assert self.finish_reason is None, f"request {self.request_id} has finished"

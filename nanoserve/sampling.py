@@ -45,6 +45,7 @@ class Sampler:
         changes_logits = params.repetition_penalty != 1 or _adds(params)
         self.wants_likeliest = not params.temperature and not changes_logits
         """Whether it draws nothing and changes nothing: the largest logit is the token."""
+        self._num_draws = 0
         self._generator = torch.Generator(device)
         if params.seed is None:
             self._generator.seed()
@@ -64,7 +65,18 @@ class Sampler:
     def fill_with_noise(self, row: torch.Tensor) -> None:
         """Exponential noise for a race among tokens; nothing where there is nothing to draw."""
         if self.params.temperature:
+            self._num_draws += 1
             row.exponential_(generator=self._generator)
+
+    def rewind(self, num_draws: int, vocab_size: int) -> None:
+        """As it was after so many draws, where it has a seed: what came of a step that failed is drawn again."""
+        if self.params.seed is None or self._num_draws <= num_draws:
+            return
+        self._generator.manual_seed(self.params.seed)
+        row = torch.empty(vocab_size, device=self._generator.device)
+        for self._num_draws in range(num_draws):
+            self.fill_with_noise(row)
+        self._num_draws = num_draws
 
 
 def _adds(params: SamplingParams) -> bool:

@@ -10,6 +10,9 @@ A preempted request gives all its blocks back, waits at its old place in the que
 generated again when its turn comes (recomputation, as in vLLM, arXiv:2309.06180). Its text is the same, whatever the
 pool's size.
 
+Whoever was in a step that failed is a *suspect*: taken back as by a preemption, and alone in a step, one after another,
+until a token has come of it. So the one that makes steps fail fails alone.
+
 With a prefix cache, a request begins behind what of it is remembered, its own blocks from before a preemption included.
 Blocks are remembered once they are full and have run.
 """
@@ -47,6 +50,7 @@ class Scheduler:
         self.admitted: tuple[str, ...] = ()
         self._waiting: list[Seat] = []
         self._running: list[Seat] = []
+        self._suspects: list[Seat] = []
         self._scheduled: list[Scheduled] = []
         self._num_added = 0
         self._ids: set[str] = set()
@@ -82,33 +86,45 @@ class Scheduler:
         self._ids.add(request.request_id)
 
     def check_fits(self, request: Request) -> None:
-        """Raise RequestError for a request that the whole pool could not hold at its longest.
-
-        At its longest it holds all tokens but the last one, whose keys and values nobody needs.
-        """
-        num_tokens = request.num_prompt_tokens + request.params.max_new_tokens - 1
-        num_blocks = -(-num_tokens // self.config.block_size)
-        if self.pool is not None and num_blocks > self.pool.num_blocks:
-            raise RequestError(
-                f"a prompt of {request.num_prompt_tokens} tokens and max_new_tokens {request.params.max_new_tokens} "
-                f"need {num_blocks} KV blocks, the whole pool has {self.pool.num_blocks}; ask for fewer tokens, or "
-                f"give the pool more memory"
-            )
+        """Raise RequestError for a request that the whole pool could not hold at its longest."""
+        if self.pool is not None:
+            request.check_fits_pool(self.pool.num_blocks, self.config.block_size)
 
     def schedule(self) -> list[Scheduled]:
         """What runs in the next step, oldest first. Empty only when there is no work.
 
         `admitted` are the ids of those that are in a step for the first time.
         """
-        budget, place = self.config.max_step_tokens, 0
         self._scheduled, self.admitted = [], ()
+        if self._suspects:
+            self._schedule_alone(self._suspects[0])
+        else:
+            self._schedule_all()
+        self._count()
+        return self._scheduled
+
+    def _schedule_all(self) -> None:
+        budget, place = self.config.max_step_tokens, 0
         while place < len(self._running):  # the young ones may have been preempted meanwhile
             budget -= self._continue(self._running[place], budget - (len(self._running) - place - 1))
             place += 1
         self._admit(budget)
         self._scheduled += self._padding()
-        self._count()
-        return self._scheduled
+
+    def _schedule_alone(self, seat: Seat) -> None:
+        """A suspect; whoever has what it needs of the pool makes room, the youngest first."""
+        if seat not in self._running:
+            self._find_prefix(seat)
+            self._waiting.remove(seat)
+            _put(self._running, seat)
+            self._count_admission(seat)
+        num_new = len(seat.request.token_ids) - seat.num_computed
+        while not self._schedule(seat, self._chunk(num_new, self.config.max_step_tokens, is_first=True)):
+            others = [each for each in self._running if each is not seat and each.request.finish_reason is None]
+            self._preempt(others[-1] if others else seat)
+            if not others:  # rows of a static batch that have finished hold the rest: they leave after this step
+                self._scheduled += self._padding()
+                return
 
     def _continue(self, seat: Seat, budget: int) -> int:
         """Schedule what a running request has to run next, as far as budget and pool go; the positions taken."""
@@ -207,11 +223,30 @@ class Scheduler:
         for seat in self._running:
             if (each := ran.get(seat.request.request_id)) is not None:
                 seat.num_computed += each.num_new
-                seat.num_before = seat.num_computed if each.samples else seat.num_before
+                if each.samples:
+                    seat.num_before = seat.num_computed
+                    self._clear(seat)
                 if self.prefixes is not None:
                     seat.remember(self.prefixes, self._space)
         self._scheduled = []
         return self._release()
+
+    def _clear(self, seat: Seat) -> None:
+        """Whatever made a step fail, it was not this one; or it has left."""
+        if seat in self._suspects:
+            self._suspects.remove(seat)
+
+    def take_back(self) -> list[Request]:
+        """The step has failed: whoever was in it waits again, and is a suspect. Returns all who hold nothing now.
+
+        Rows of a static batch that have finished are among them, and are released.
+        """
+        self.counts.num_failed_steps += 1
+        back = [seat for seat in self._running if seat.request.finish_reason is None]
+        for seat in back:
+            self._preempt(seat)
+            _put(self._suspects, seat)
+        return [*(seat.request for seat in back), *self._release()]
 
     def _release(self) -> list[Request]:
         """Whoever has finished gives its row back; in a static batch, once the last one has."""
@@ -225,6 +260,7 @@ class Scheduler:
     def _leave(self, queue: list[Seat], seat: Seat) -> None:
         queue.remove(seat)
         self._ids.remove(seat.request.request_id)
+        self._clear(seat)
         if seat.table is not None:
             seat.table.release()
 

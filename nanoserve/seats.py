@@ -67,8 +67,8 @@ class Seat:
 
     def give_back(self) -> None:
         """Nothing of it is stored any more, as far as it knows."""
-        assert self.table is not None
-        self.table.release()
+        if self.table is not None:
+            self.table.release()
         self.path, self.num_computed, self.num_before = [], 0, 0
 
     def remember(self, prefixes: PrefixTree, space: Hashable) -> None:
@@ -93,7 +93,8 @@ class Counts:
 
     `num_positions` ran in all steps together, `num_padding` of them for nobody. `num_recomputed` ran because their
     request had been preempted: of a prompt what had run, of a request that had answered its prompt and all its tokens,
-    the newest included, whose own run only came with them.
+    the newest included, whose own run only came with them. `num_failed_steps` are those that raised an error; whoever
+    was taken back from one, to run again alone, is counted as preempted.
     """
 
     num_steps: int = 0
@@ -101,6 +102,7 @@ class Counts:
     num_preemptions: int = 0
     num_recomputed: int = 0
     num_padding: int = 0
+    num_failed_steps: int = 0
 
 
 def remember(

@@ -18,7 +18,7 @@ UPSIDE_DOWN = '"s", "weighting": "request", "better": "higher"'
 FAULTS = {
     "slower": ("nanoserve/models/llama.py", LAYERS, SLOWER),
     "operator": ("nanoserve/models/llama.py", LAYERS, ONE_MORE),
-    "leak": ("nanoserve/engine.py", "        self._memory.release(request_id)\n", ""),
+    "leak": ("nanoserve/leaving.py", "        self._memory.release(request_id)\n", ""),
     "nan": (
         "nanoserve/engine.py",
         "self._model.compute_logits(hidden[batch.last_rows])",

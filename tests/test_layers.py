@@ -69,11 +69,12 @@ ENGINE = {
     "replay": "config errors batch sampling seats staging cache.paged models.causal weights torch",
     "batch": "config ops request seats staging cache.* weights torch",
     "logprobs": "batch request models.causal torch",
+    "leaving": "answer batch logprobs request scheduler seats weights",
     "gauges": "seats scheduler cache.prefix weights",
     # Everything meets here.
     "engine": (
-        "errors config gauges logprobs request prompts seats scheduler tokenizer cache.* models.* attention answer "
-        "batch memory replay sampling weights torch"
+        "errors config gauges leaving logprobs request prompts seats scheduler tokenizer cache.* models.* attention "
+        "answer batch memory replay sampling weights torch"
     ),
     # HTTP: what clients send and get; the thread that owns the engine; the event loop around it.
     "options": "config typer",
