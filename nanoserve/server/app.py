@@ -76,6 +76,7 @@ class Server:
         app = FastAPI(
             title="nanoserve",
             lifespan=self._lifespan,
+            docs_url=None,  # those pages come from other people's servers
             redoc_url=None,
         )
         app.add_middleware(Gate, settings=self.settings)

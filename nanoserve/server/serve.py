@@ -18,6 +18,9 @@ from nanoserve.server.app import Server
 from nanoserve.server.settings import ServerConfig
 
 _BACKLOG = 4096
+_KEEP_ALIVE_S = 75
+"""Longer than clients and proxies keep an idle connection, so that it is they who close it."""
+
 _SWITCH_S = 0.0005
 """How long a thread may keep the interpreter while another waits: Python's 5 ms is half a decode step."""
 
@@ -59,6 +62,7 @@ def run(server: Server, listener: socket.socket, ready: Callable[[], None]) -> N
         timeout_graceful_shutdown=int(patience_s + _GRACE_S) + 1,
         backlog=_BACKLOG,
         server_header=False,
+        timeout_keep_alive=_KEEP_ALIVE_S,
     )
     _Uvicorn(config, server, ready).run(sockets=[listener])
 
