@@ -119,6 +119,16 @@ def test_a_prompt_that_made_room_is_told_once_and_whole(loaded):
     assert (of.counts.num_preemptions, of.counts.num_recomputed) == (1, 24), "of a prompt of 26"
 
 
+def test_a_prompt_that_was_told_is_not_asked_for_again(loaded):
+    of, seen = Engine(loaded, **TIGHT), []
+    forward = of._forward
+    of._forward = lambda scheduled: seen.extend(scheduled) or forward(scheduled)
+    events_of(of, PROMPTS, [ASKS] * 5, num_tokens=24)
+    asked = [(each.request.request_id, each.prompt_targets) for each in seen if each.prompt_targets]
+    assert asked == [(str(place), range(1, len(ids))) for place, ids in enumerate(PROMPTS) if len(ids) > 1]
+    assert of.counts.num_preemptions > 0
+
+
 def test_recorded_steps_tell_them_as_well_and_prompts_that_are_asked_for_run_eagerly(loaded, monkeypatch):
     recorder = TapeRecorder()
     monkeypatch.setattr(attention, "_kernel", lambda _: paged_decode_in_tensors)
