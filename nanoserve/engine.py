@@ -104,7 +104,9 @@ class Engine(Gauges, Leaving):
     @property
     def notes(self) -> tuple[str, ...]:
         """What does not go as it was meant to, and why, in a sentence each."""
-        return (*self.loaded.notes, *(self._replays.notes if self._replays else ()))
+        num_failed = self.counts.num_failed_steps
+        failed = (f"steps that failed: {num_failed}; who was in one with others ran again",) if num_failed else ()
+        return (*self.loaded.notes, *(self._replays.notes if self._replays else ()), *failed)
 
     def warm_up(self) -> int:
         """Record decode steps of every size ahead of time; returns how many, 0 where `graphs` records none.

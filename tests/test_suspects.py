@@ -172,3 +172,10 @@ def test_an_interruption_ends_all_and_is_raised(loaded, expected, error):
     assert_everything_is_back(of)
     of._forward = forward
     assert to_the_end(of) == (expected, {})
+
+
+def test_that_steps_failed_is_no_secret(loaded):
+    of, _ = poisoned(loaded, 41)
+    assert of.notes == loaded.notes
+    to_the_end(of)
+    assert "steps that failed: 2" in of.notes[-1]
