@@ -20,6 +20,7 @@ if "PYTEST_XDIST_WORKER" in os.environ:
 
 pytest_plugins = (  # in the order of their imports, or pytest could not rewrite the asserts of the later ones
     "benchmarks.harness.progress",
+    "benchmarks.harness.http_fixtures",
     "benchmarks.harness.fixtures",
     "benchmarks.harness.publishing",
     "benchmarks.harness.spread",
@@ -54,6 +55,10 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     )
     group.addoption("--model", help="catalog name, folder, GGUF file or hub id (default: by device, or the profile's)")
     group.addoption("--dtype", help="auto, float32, bfloat16 or float16 (default: auto, or the profile's)")
+    group.addoption(
+        "--endpoint", metavar="URL", help="measure an OpenAI-compatible server there instead, as http://host:8000/v1"
+    )
+    group.addoption("--endpoint-key", metavar="KEY", help="what that server wants as its API key")
     group.addoption("--profile", default="default", metavar="NAME", help=f"what is measured: {_profiles()}")
     group.addoption(
         "--resume", action="store_true", help="go on with a session that was interrupted, after what it has measured"

@@ -137,6 +137,8 @@ def test_every_stream_metric_against_hand_computed_values():
         "tpot_by_token_s": 0.02,
         "e2e_s": 0.16,
         "queue_wait_s": 0.04,
+        "schedule_delay_p50_s": 0.007,
+        "schedule_delay_p99_s": 0.007,
         "prefill_tokens_per_s": 12 / 0.06,
         "decode_tokens_per_s": 50.0,
         "e2e_tokens_per_s": 25.0,
@@ -144,6 +146,7 @@ def test_every_stream_metric_against_hand_computed_values():
         "itl_slope_s": 10.0,  # 10 ms more with each position
     }
     run = dataclasses.replace(run, admitted_ns=90_000_000, num_prefilled=12, num_prompt_tokens=12)
+    run = dataclasses.replace(run, scheduled_ns=run.sent_ns, sent_ns=run.sent_ns + 7_000_000)
     assert {name: metric(name).sample(run) for name in STREAM_METRICS} == pytest.approx(by_hand)
 
 

@@ -17,7 +17,8 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from benchmarks.harness.errors import InstrumentError, SourceError
-from benchmarks.harness.sources.openai import CONTINUOUS_USAGE, openai_stream, read_emissions
+from benchmarks.harness.sources.answer import read_emissions
+from benchmarks.harness.sources.openai import CONTINUOUS_USAGE, openai_stream
 from benchmarks.harness.sources.sse import Event, read_events
 from benchmarks.harness.timing import Emission, Stamp, measure_stream
 

@@ -107,6 +107,7 @@ INSTRUMENT = {
     "harness.invariants": "harness.errors harness.timing harness.traffic",
     "harness.workload": "harness.errors",
     "harness.arrivals": "harness.errors numpy datetime",
+    "harness.clients": "harness.arrivals harness.errors",
     "harness.serving": "harness.errors harness.timing time",
     "harness.verify": "harness.errors harness.timing harness.workload",
     # Statistics on finished numbers.
@@ -186,6 +187,11 @@ INSTRUMENT = {
     "harness.ceilings": "harness.clock harness.gpu.driver | torch",
     "harness.efficiency": "harness.metrics harness.results harness.slopes harness.timing",
     "harness.stepwise": "harness.loop harness.serving harness.timing harness.wrapped",
+    "harness.over_http": (
+        "harness.loop harness.proof harness.results harness.serving harness.sources.endpoint "
+        "harness.sources.server_word harness.sources.streams harness.timing harness.wrapped"
+    ),
+    "harness.opening": "harness.loop harness.over_http harness.watch harness.workload",
     "harness.wrapped": "harness.loop harness.proof",
     "harness.work": (
         "harness.counters harness.errors harness.loop harness.measure harness.metrics harness.popularity "
@@ -197,7 +203,18 @@ INSTRUMENT = {
     "harness.replacement": "harness.errors numpy",
     "harness.sources": "",
     "harness.sources.sse": "harness.errors",
-    "harness.sources.openai": "harness.errors harness.sources.sse harness.timing",
+    "harness.sources.answer": "harness.errors harness.sources.sse harness.timing",
+    "harness.sources.openai": "harness.errors harness.sources.answer harness.timing",
+    "harness.sources.endpoint": "harness.errors harness.serving harness.sources.answer",
+    "harness.sources.streams": (
+        "harness.errors harness.serving harness.sources.answer harness.sources.endpoint harness.sources.openai "
+        "harness.timing | httpx2"
+    ),
+    "harness.sources.elsewhere": (
+        "harness.errors harness.proof harness.serving harness.sources.endpoint harness.timing | httpx2"
+    ),
+    "harness.sources.server_word": "time | prometheus_client",
+    "harness.sources.nanoserve_server": "harness.errors harness.sources.endpoint time | nanoserve",
     "harness.sources.huggingface": "harness.errors harness.timing | torch transformers",
     "harness.sources.step_cost": "",
     "harness.sources.twin": "| torch transformers",
@@ -396,7 +413,8 @@ INSTRUMENT = {
     "harness.stash": "harness.results pytest",
     "harness.progress": "harness.files harness.loop harness.pace harness.stash pytest time",
     "harness.claim": "harness.gpu.choice harness.gpu.driver harness.gpu.lock harness.sources.nanoserve pytest",
-    "harness.fixtures": "harness.* pytest",
+    "harness.http_fixtures": "harness.* pytest",
+    "harness.fixtures": "harness.* pytest time",
     "harness.publishing": "harness.* pytest",
     "harness.spread": "harness.* pytest | pytest_benchmark xdist",
     "harness.gpu.care": "harness.* pytest",
@@ -418,7 +436,7 @@ INSTRUMENT = {
         "packaging"
     ),
     "asv_suite": "harness.bridge",
-    "bench_*": "harness.arrivals harness.popularity harness.traffic pytest",
+    "bench_*": "harness.arrivals harness.clients harness.popularity harness.traffic pytest",
     "studies": "",
     "studies.cache_points": "harness.results",
     "studies.claims": "harness.report harness.stats",

@@ -25,11 +25,12 @@ Tokens = int | Sequence[int]
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Arrival:
-    """One request: due `due_s` after the window began, `prompt_tokens` in and `new_tokens` out."""
+    """One request, tokens in and out: due `due_s` after the window began, or after the end of request `after`."""
 
     due_s: float
     prompt_tokens: int
     new_tokens: int
+    after: int | None = None
 
     def __post_init__(self) -> None:
         if not (math.isfinite(self.due_s) and self.due_s >= 0):

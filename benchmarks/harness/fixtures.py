@@ -6,9 +6,9 @@
 Knows pytest and its options. Refuses to know how anything is measured, and nanoserve beyond its adapter.
 """
 
-import contextlib
 import dataclasses
 import os
+import time
 import warnings
 from collections.abc import Callable, Collection, Iterator, Mapping
 from typing import Any, NoReturn
@@ -19,10 +19,20 @@ from benchmarks.harness.claim import claim_gpu, shown
 from benchmarks.harness.clock import DeviceClock
 from benchmarks.harness.errors import DeviceError
 from benchmarks.harness.gpu.choice import Claim, Worker
-from benchmarks.harness.gpu.driver import Gpu
-from benchmarks.harness.loop import Plan, Say, Subject, Turn, WarmUp
+from benchmarks.harness.gpu.driver import Gpu, NoGpu
+from benchmarks.harness.http_fixtures import (
+    endpoint_of,
+    kept_arms,
+    leave_out,
+    reach_endpoint,
+    route,
+    teller,
+    why_left_out,
+)
+from benchmarks.harness.loop import Nap, Plan, Say, Subject, Turn, WarmUp
 from benchmarks.harness.machine import family_of
 from benchmarks.harness.measure import Measure
+from benchmarks.harness.opening import looked_at, opened
 from benchmarks.harness.progress import follow
 from benchmarks.harness.replay import replayed_seconds
 from benchmarks.harness.serving import SkippingClock
@@ -33,7 +43,6 @@ from benchmarks.harness.stepwise import Stepwise, StoppableClock
 from benchmarks.harness.timing import Clock
 from benchmarks.harness.watch import Equipment, Watch
 from benchmarks.harness.work import CountWork
-from benchmarks.harness.workload import Workload
 
 WATCH = pytest.StashKey[Watch]()
 """What looks at the machine in this session, on its config."""
@@ -65,8 +74,6 @@ _UNTIMED_MODEL = "tiny"
 MEASURING = ("measure", "count_work")
 """The fixtures that a benchmark takes."""
 
-_WAKING = Workload(prompt_tokens=8, new_tokens=2)
-
 
 @pytest.fixture(scope="session")
 def gpu(request: pytest.FixtureRequest, pytestconfig: pytest.Config) -> Iterator[Gpu]:
@@ -74,6 +81,9 @@ def gpu(request: pytest.FixtureRequest, pytestconfig: pytest.Config) -> Iterator
 
     An impossible one ends the session with one line.
     """
+    if endpoint_of(pytestconfig):
+        yield NoGpu("cpu")
+        return
     try:
         led = pytestconfig.stash.get(LED, None)
         leader, relatives = led.leader if led else os.getpid(), _relatives(pytestconfig)
@@ -112,13 +122,15 @@ def device(gpu: Gpu) -> str:
 
 
 @pytest.fixture(scope="session")
-def model(request: pytest.FixtureRequest, pytestconfig: pytest.Config, device: str) -> NanoserveSubject:
+def model(request: pytest.FixtureRequest, pytestconfig: pytest.Config, device: str) -> Any:
     """The model that benchmarks run, from `--model`: by default a trained one on a CPU, a 1B shape on a GPU.
 
     Where the trained default cannot be fetched, its shape with random weights stands in: speed does not depend on
     the values, and every result says so. Untimed, the default is the smallest shape: whether a benchmark works does
-    not depend on the size of a model.
+    not depend on the size of a model. With `--endpoint` it is what serves there.
     """
+    if endpoint_of(pytestconfig):
+        return reach_endpoint(pytestconfig)
     asked = pytestconfig.getoption("--model")
     usual = _DEFAULT_MODELS[device.partition(":")[0]] if is_timed(pytestconfig) else _UNTIMED_MODEL
     name = asked or usual
@@ -152,49 +164,37 @@ def watch(pytestconfig: pytest.Config, device: str) -> Watch:
 
 
 @pytest.fixture
-def measure(
-    request: pytest.FixtureRequest, model: NanoserveSubject, device: str, watch: Watch, benchmark: Any
-) -> Measure:
+def measure(request: pytest.FixtureRequest, model: Any, device: str, watch: Watch, benchmark: Any) -> Measure:
     """The sampling loop, planned by the test's markers. Untimed, it runs every arm once and checks the output."""
     plan, say = plan_of(request.node, timed=benchmark.enabled), _progress(request, timed=benchmark.enabled)
+    clock, wait = _clock(request.config, device, timed=benchmark.enabled)
+    over = route(request, plan, model, clock)
+    subject = _subject(request.config, over or model, clock)
+    left_out = tuple(name for name in declaration_of(request.node)[0] if name not in plan.arms)
+    tell = teller(over, left_out, tuple(model.notes() if endpoint_of(request.config) else ()))
     if not benchmark.enabled:
-        clock = SkippingClock(DeviceClock(device))
-        return Measure(plan, model, clock, say, nap=clock.nap)
+        return Measure(plan, subject, clock, say, looked_at(over, plan), nap=wait, tell=tell)
     if RESUMED not in request.node.stash:
         watch.begin()
-    subject, real = _subject(request.config, model, DeviceClock(device))
-    return Measure(plan, subject, real, say, _turns(request.config, watch, plan, model))
+    led = request.config.stash.get(LED, None)
+    turn = opened(watch, plan, over or model, take=led.take if led else None, over=over)
+    return Measure(plan, subject, clock, say, turn, tell=tell)
 
 
-def _subject(config: pytest.Config, model: NanoserveSubject, clock: Clock) -> tuple[Subject, Clock]:
+def _clock(config: pytest.Config, device: str, *, timed: bool) -> tuple[Clock, Nap]:
+    """The session's clock and how to wait by it: untimed without waiting, and stoppable where sessions take turns."""
+    clock = DeviceClock(device)
+    if not timed:
+        skipping = SkippingClock(clock)
+        return skipping, skipping.nap
+    return (StoppableClock(clock) if LED in config.stash else clock), time.sleep
+
+
+def _subject(config: pytest.Config, model: Subject, clock: Clock) -> Subject:
     """The model, slowed down if that is asked for, step by step if another session is to take turns with this one."""
     percent, led = config.getoption("--planted-slowdown"), config.stash.get(LED, None)
     subject: Subject = model if percent is None else Slowed(model, percent / 100, clock)
-    if led is None:
-        return subject, clock
-    stoppable = StoppableClock(clock)
-    return Stepwise(subject, stoppable, led.begin, led.end), stoppable
-
-
-def _turns(config: pytest.Config, watch: Watch, plan: Plan, model: NanoserveSubject) -> Turn:
-    """What comes before each run: the control and a wake; where two sessions take turns, when it is this one's."""
-    led = config.stash.get(LED, None)
-
-    @contextlib.contextmanager
-    def turn(arm: str, number: int | None) -> Iterator[None]:
-        with led.take(arm, number) if led else contextlib.nullcontext():
-            _open_turn(watch, plan, model, arm, is_sample=number is not None)
-        yield
-
-    return turn
-
-
-def _open_turn(watch: Watch, plan: Plan, model: NanoserveSubject, arm: str, *, is_sample: bool) -> None:
-    """Run the control, then wake caches and threads that it left cold with a short request that no sample uses."""
-    watch.turn(is_sample=is_sample)
-    prompt = _WAKING.prompt(model.vocab_size, plan.name, "wake")
-    for _ in model.stream(prompt, _WAKING.new_tokens, **plan.arms[arm]):
-        pass
+    return Stepwise(subject, clock, led.begin, led.end) if led and isinstance(clock, StoppableClock) else subject
 
 
 @pytest.fixture
@@ -221,6 +221,7 @@ def declaration_of(item: pytest.Item) -> tuple[Mapping[str, Any], tuple[str, ...
 def plan_of(item: pytest.Item, *, timed: bool) -> Plan:
     """What the markers of a test declare, sampled as the options say."""
     arms, quantities = declaration_of(item)
+    arms = kept_arms(arms) if endpoint_of(item.config) else arms
     option = item.config.getoption
     limits = WarmUp(max_runs=option("--max-warmups"), max_s=option("--max-warmup-s"))
     sampling: dict[str, Any] = {"num_samples": option("--samples"), "warm_up": limits} if timed else {}
@@ -242,6 +243,15 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if is_benchmark(item):
             item.add_marker(pytest.mark.benchmark(timer=replayed_seconds, group=benchmark_id(item)))
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    """Leave out what cannot be asked of somebody else's endpoint, before anything is prepared."""
+    if is_benchmark(item) and endpoint_of(item.config):
+        why = why_left_out(*declaration_of(item), tuple(getattr(item, "fixturenames", ())))
+        if why is not None:
+            leave_out(item, why)
 
 
 def pytest_itemcollected(item: pytest.Item) -> None:

@@ -42,7 +42,6 @@ Turn = Callable[[str, int | None], contextlib.AbstractContextManager[object]]
 sample, from 0; None for a warm-up. May raise Enough."""
 
 Nap = Callable[[float], None]
-"""Waits for so many seconds."""
 
 
 class Enough(Exception):  # noqa: N818 - nothing went wrong
@@ -71,8 +70,8 @@ class Subject(Protocol):
         """Drop whatever the arm would find again of the prompts that it has served."""
         ...
 
-    def num_reusable(self, num_stored: int, num_prompt_tokens: int, **arm: Any) -> int:
-        """How much of a prompt is found again that begins with so many stored positions; 0 where nothing is stored."""
+    def num_reusable(self, num_stored: int, num_prompt_tokens: int, **arm: Any) -> int | None:
+        """How much of a prompt is found again that begins with so many stored positions; None where nobody knows."""
         ...
 
     def reuse_logits(self, prompt_ids: Sequence[int], prefix_tokens: int, **arm: Any) -> Reuse:
@@ -146,7 +145,7 @@ class Loop:
         """`around` is a block like `turn`, around what is timed of a run and nothing else."""
         self._plan, self._subject, self._clock, self._nap = plan, subject, clock, nap
         self._say, self._turn, self._around = say, turn, around
-        self._same_tokens = True
+        self._same_tokens, self._may_end_early = True, getattr(subject, "may_end_early", False)
         self.running = ""
         self.first_run_s: dict[str, float] = {}
         self.samples: list[Sample] = []
@@ -242,8 +241,10 @@ class Loop:
             ran = self._play(scene, arm, number)
         for place, (ask, (prompt, run)) in enumerate(zip(scene.asks, ran, strict=True)):
             whose = _whose(arm, place, ran)
-            check_length(run, Workload(prompt_tokens=len(prompt), new_tokens=ask.new_tokens), whose)
-            check_hits(run, None if scene.hits is None else scene.hits[place], whose)
+            workload = Workload(prompt_tokens=len(prompt), new_tokens=ask.new_tokens)
+            check_length(run, workload, whose, may_end_early=self._may_end_early)
+            if scene.hits is None or scene.hits[place] is not None:
+                check_hits(run, None if scene.hits is None else scene.hits[place], whose)
             check_run(run)
         check_window([run for _, run in ran])
         return ran

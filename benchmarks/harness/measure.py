@@ -8,7 +8,7 @@ import contextlib
 import functools
 import statistics
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 from benchmarks.harness import scenes
@@ -34,6 +34,9 @@ from benchmarks.harness.traffic import Limits
 
 Runs = dict[str, list[RunTiming]]
 
+Tell = Callable[[Mapping[str, Sequence[Window]]], tuple[list[Flag], dict[str, Any]]]
+"""Takes the windows of each arm; what the subject saw of them by itself, as flags and details."""
+
 WAYS_OF_STATES = ("reuse", "sharing")
 """The methods of `measure` whose arms are in states of the prefix cache."""
 
@@ -50,8 +53,9 @@ class Measure:
         turn: Turn = lambda arm, number: contextlib.nullcontext(),
         *,
         nap: Nap = time.sleep,
+        tell: Tell = lambda windows: ([], {}),
     ) -> None:
-        self._plan, self._account = plan, Account()
+        self._plan, self._account, self._tell = plan, Account(), tell
         self._loop = Loop(plan, subject, clock, say=say, turn=turn, around=self._account.around, nap=nap)
         self._prompts, self._subject = Prompts(test=plan.name, vocab_size=subject.vocab_size), subject
         self.measurements: list[Measurement] = []
@@ -236,6 +240,10 @@ class Measure:
         """
         check_kept(self._plan.quantities, self.measurements)
         self._tell_one_time()
+        if self._loop.samples:
+            flags, details = self._tell({arm: self._flat(arm) for arm in self.arms})
+            self.flags += flags
+            self.details.update(details)
 
     def _tell_one_time(self) -> None:
         first_s, paid = self._loop.first_run_s, self._account.in_warm_up()

@@ -34,6 +34,7 @@ from benchmarks.harness.traffic import (
     mean_tokens_per_s,
     peak_tokens_per_s,
     requests_per_s,
+    schedule_delay_max_s,
     steady_tokens_per_s,
     tpot_by_token_s,
     window_speedup,
@@ -49,6 +50,18 @@ _LATENCIES = (
     latency(
         "queue_wait_s", "Queue wait", "admitted - arrival; median over runs",
         gate=False, floor_s=50e-6, observe=lambda run: if_defined(run.queue_wait_s),
+    ),
+    latency(
+        "schedule_delay_p50_s", "Schedule delay p50", "sent - due, of the load generator itself; median over requests",
+        gate=False, floor_s=50e-6, observe=lambda run: if_defined(run.schedule_delay_s),
+    ),
+    latency(
+        "schedule_delay_p99_s", "Schedule delay p99", "sent - due, of the load generator itself; 99th percentile",
+        gate=False, floor_s=50e-6, q=0.99, observe=lambda run: if_defined(run.schedule_delay_s),
+    ),
+    latency(
+        "schedule_delay_max_s", "Longest schedule delay", "sent - due, of the request that was sent latest",
+        gate=False, floor_s=50e-6, weighting="window", over=schedule_delay_max_s,
     ),
     latency(
         "itl_p50_s", "ITL p50", "median of the gaps between consecutive output tokens, pooled over runs",

@@ -15,16 +15,22 @@ from typing import Any
 from benchmarks.harness import INSTRUMENT_VERSION
 from benchmarks.harness.errors import ForeignPackageError
 
-_PACKAGES = ("torch", "numpy", "scipy", "safetensors", "pytest", "pytest-benchmark", "asv_runner")
+_PACKAGES = (
+    *("torch", "numpy", "scipy", "safetensors", "pytest", "pytest-benchmark", "asv_runner"),
+    *("fastapi", "uvicorn", "httptools", "uvloop", "httpx2"),
+)
 
 
-def provenance(package: Path, subject: Mapping[str, Any]) -> dict[str, Any]:
-    """Everything that can move a number: the imported `package` folder, the `subject`'s own words, and this machine."""
+def provenance(package: Path | None, subject: Mapping[str, Any]) -> dict[str, Any]:
+    """Everything that can move a number: the imported `package` folder, the `subject`'s own words, and this machine.
+
+    No package is for what runs elsewhere.
+    """
     return {
         "instrument_version": INSTRUMENT_VERSION,
-        "package": str(package),
-        "source_sha256": source_hash(package),
-        "commit": commit_of(package),
+        "package": None if package is None else str(package),
+        "source_sha256": None if package is None else source_hash(package),
+        "commit": None if package is None else commit_of(package),
         **subject,
         "cpu": cpu_model(),
         "num_cpus": os.cpu_count(),

@@ -6,6 +6,7 @@ and how results are shown.
 
 import dataclasses
 from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -15,6 +16,7 @@ from benchmarks.harness.ceilings import Ceilings
 from benchmarks.harness.efficiency import Cost, shares_of
 from benchmarks.harness.fixtures import CLAIM, LED, WATCH, benchmark_id, case_id, declaration_of, measured_of
 from benchmarks.harness.gpu.choice import Worker, claim_of
+from benchmarks.harness.http_fixtures import endpoint_of
 from benchmarks.harness.measure import Measure
 from benchmarks.harness.metrics import Metric, metric
 from benchmarks.harness.provenance import provenance
@@ -123,11 +125,15 @@ def _result_of(
         case=case_id(item),
         params=dict(item.callspec.params) if hasattr(item, "callspec") else {},
         measurements=tuple(measured.measurements),
-        provenance=provenance(package_folder(), subject.describe() | seen.facts | _told_of(item.config)),
+        provenance=provenance(_package(item.config), subject.describe() | seen.facts | _told_of(item.config)),
         flags=(*measured.flags, *seen.flags),
         runs=runs,
         details=measured.details,
     )
+
+
+def _package(config: pytest.Config) -> Path | None:
+    return None if endpoint_of(config) else package_folder()
 
 
 def _costs_of(item: pytest.Function) -> Costs:
@@ -137,7 +143,7 @@ def _costs_of(item: pytest.Function) -> Costs:
     of requests that shared their steps: none alone tells what these cost.
     """
     measure, subject, config = item.funcargs.get("measure"), item.funcargs["model"], item.config
-    if not isinstance(measure, Measure) or LED in config.stash or measure.shares_steps:
+    if not isinstance(measure, Measure) or LED in config.stash or measure.shares_steps or endpoint_of(config):
         return {}
     told: Any = subject
     config.stash.setdefault(_CEILINGS, Ceilings(str(item.funcargs["device"]), told.dtype)).look()

@@ -21,12 +21,23 @@ from benchmarks.harness.errors import InstrumentError
 from benchmarks.harness.files import write_whole
 from benchmarks.harness.fixtures import LED, is_benchmark, is_timed
 from benchmarks.harness.gpu.choice import Worker
+from benchmarks.harness.http_fixtures import endpoint_of
 from benchmarks.harness.provenance import cpu_model, source_hash
 from benchmarks.harness.results import Flag
 from benchmarks.harness.sources.nanoserve import package_folder
 from benchmarks.harness.stash import PUBLISHED, RESUMED, Published
 
-_OPTIONS = ("model", "device", "dtype", "samples", "max_warmups", "max_warmup_s", "planted_slowdown", "profile")
+_OPTIONS = (
+    "model",
+    "device",
+    "dtype",
+    "samples",
+    "max_warmups",
+    "max_warmup_s",
+    "planted_slowdown",
+    "profile",
+    "endpoint",
+)
 
 
 class Journal:
@@ -123,7 +134,8 @@ def _has_no(items: list[pytest.Item]) -> bool:
 
 def _setup(config: pytest.Config) -> dict[str, Any]:
     told = {name: config.getoption(f"--{name.replace('_', '-')}") for name in _OPTIONS}
-    sources = {"nanoserve": source_hash(package_folder()), "benchmarks": source_hash(config.rootpath / "benchmarks")}
+    measured = None if endpoint_of(config) else source_hash(package_folder())
+    sources = {"nanoserve": measured, "benchmarks": source_hash(config.rootpath / "benchmarks")}
     return told | sources | {"instrument_version": INSTRUMENT_VERSION, "cpu": cpu_model()}
 
 

@@ -15,7 +15,6 @@ each of which has seed words of its own.
 
 import dataclasses
 import functools
-import itertools
 from collections.abc import Callable, Mapping, Sequence
 from typing import Literal
 
@@ -34,8 +33,8 @@ Load = Sequence[Arrival]
 How = Literal["together", "apart", "carried"]
 """Sent when they are due; streamed one after another; so, and each goes on after all ids of those before it."""
 
-Reusable = Callable[[int, int], int]
-"""Positions stored and tokens of the prompt, to the positions of it that a cache finds again."""
+Reusable = Callable[[int, int], int | None]
+"""Positions stored and tokens of the prompt, to the positions of it that a cache finds again; None: nobody knows."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -43,13 +42,14 @@ class Scene:
     """One window of one arm.
 
     `before` is served to its end, untimed, after everything else was forgotten; None forgets and serves nothing.
-    `hits` says, for each request, how many of its tokens have to be found in a cache; None is for prompts that are new.
+    `hits` says, for each request, how many of its tokens have to be found in a cache, None where nobody knows; without
+    them all prompts are new.
     """
 
     asks: tuple[Ask, ...]
     how: How
     before: tuple[Prompt, ...] | None = None
-    hits: tuple[int, ...] | None = None
+    hits: tuple[int | None, ...] | None = None
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -82,13 +82,17 @@ def arriving(prompts: Prompts, loads: Sequence[Load], *, serves: bool) -> list[A
             for place, each in enumerate(load):
                 words = (phase, number, *([which, place] if serves else []))
                 prompt = prompts(each.prompt_tokens, each.new_tokens, *words)
-                request_id = f"{phase}-{number}-{place}" if serves else ""
-                asks.append(Ask(request_id, each.due_s, prompt, each.new_tokens))
+                name, end = (_name(phase, number, at) for at in (place, each.after))
+                asks.append(Ask(name or "" if serves else "", each.due_s, prompt, each.new_tokens, end))
             return Scene(asks=tuple(asks), how="together" if serves else "apart")
 
         return Act(name=_told(load), scene=lambda arm, phase, number: scene(phase, number))
 
     return [act(which, load) for which, load in enumerate(loads)]
+
+
+def _name(phase: str, number: int, place: int | None) -> str | None:
+    return None if place is None else f"{phase}-{number}-{place}"
 
 
 def reusing(
@@ -168,8 +172,8 @@ def conversing(
         return _asks(new, answer_tokens, f"{phase}-{number}-load-0")
 
     def scene(arm: str, phase: str, number: int) -> Scene:
-        stored = [(before + answer_tokens - 1, now) for before, now in itertools.pairwise(lengths)]
-        hits = (0, *(reusable(arm)(*each) for each in stored))
+        stored = [before + answer_tokens - 1 for before in lengths[:-1]]
+        hits = tuple(reusable(arm)(*each) for each in zip([0, *stored], lengths, strict=True))
         return Scene(asks=said(phase, number), how="carried", before=(), hits=hits)
 
     return [Act(name=f"{num_turns} turns", scene=scene)]
@@ -242,7 +246,7 @@ class _Cast:
 
     def scene(self, state: str, how: How, reusable: Reusable) -> Scene:
         before, asked, num_stored = self._in(state)
-        hits = tuple(reusable(num_stored, len(prompt)) if num_stored else 0 for prompt in asked)
+        hits = tuple(reusable(num_stored, len(prompt)) for prompt in asked)
         return Scene(asks=_asks(asked, self.new_tokens, self.name), how=how, before=tuple(before), hits=hits)
 
     def _in(self, state: str) -> tuple[Sequence[Prompt], Sequence[Prompt], int]:

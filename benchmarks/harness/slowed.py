@@ -7,12 +7,12 @@ would.
 
 import math
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, TypeVar
 
 from benchmarks.harness.errors import InstrumentError
 from benchmarks.harness.loop import Subject, untimed
-from benchmarks.harness.serving import Ask, Told, close_steps
+from benchmarks.harness.serving import Ask, Told, close_steps, runs_by_itself
 from benchmarks.harness.timing import Clock, Emission
 from benchmarks.harness.wrapped import Wrapped
 
@@ -34,11 +34,13 @@ class Slowed(Wrapped):
         self._work = _busy()
 
     def stream(self, prompt_ids: Sequence[int], num_new_tokens: int, **arm: Any) -> Iterator[Emission]:
-        """Slower steps; the tokens are the subject's own."""
+        """Slower steps; the tokens are the subject's own. Raises InstrumentError for an arm that has no steps here."""
+        _refuse_http(arm)
         return self._lengthened(self._subject.stream(prompt_ids, num_new_tokens, **arm))
 
     def serve(self, inbox: deque[Ask], **arm: Any) -> Iterator[Told]:
         """The same, for steps of many requests."""
+        _refuse_http(arm)
         return self._lengthened(self._subject.serve(inbox, **arm))
 
     def untimed(self, act: Callable[[Subject], T]) -> T:
@@ -60,6 +62,11 @@ class Slowed(Wrapped):
         until_ns = end_ns + (end_ns - start_ns) * self._share
         while self._clock.now_ns() < until_ns:
             self._work()
+
+
+def _refuse_http(arm: Mapping[str, Any]) -> None:
+    if runs_by_itself(arm):
+        raise InstrumentError("a planted slowdown lengthens steps of this process; an arm through HTTP has none here")
 
 
 def _busy() -> Callable[[], object]:

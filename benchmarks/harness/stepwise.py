@@ -11,7 +11,7 @@ from collections.abc import Callable, Generator, Iterator, Sequence
 from typing import Any, TypeVar
 
 from benchmarks.harness.loop import Subject, untimed
-from benchmarks.harness.serving import Ask, Told, close_steps
+from benchmarks.harness.serving import Ask, Told, close_steps, runs_by_itself
 from benchmarks.harness.timing import Clock, Emission
 from benchmarks.harness.wrapped import Wrapped
 
@@ -53,15 +53,27 @@ class Stepwise(Wrapped):
 
     def stream(self, prompt_ids: Sequence[int], num_new_tokens: int, **arm: Any) -> Iterator[Emission]:
         """The same emissions, one step a turn."""
-        with contextlib.closing(self._in_turns(self._subject.stream(prompt_ids, num_new_tokens, **arm))) as steps:
+        stream = self._subject.stream(prompt_ids, num_new_tokens, **arm)
+        with contextlib.closing(self._in_one_turn(stream) if runs_by_itself(arm) else self._in_turns(stream)) as steps:
             for emission in steps:
                 yield emission
                 if emission.finish_reason is not None:  # or a turn would be waited for, for nothing
                     return
 
     def serve(self, inbox: deque[Ask], **arm: Any) -> Iterator[Told]:
-        """The same, one step of all requests a turn."""
-        return self._in_turns(self._subject.serve(inbox, **arm))
+        """The same, one step of all requests a turn; of an engine that runs by itself, all of it in one turn."""
+        steps = self._subject.serve(inbox, **arm)
+        return self._in_one_turn(steps) if runs_by_itself(arm) else self._in_turns(steps)
+
+    def _in_one_turn(self, steps: Iterator[T]) -> Generator[T, None, None]:
+        with self._clock.stopped():
+            self._begin()
+        try:
+            yield from steps
+        finally:
+            close_steps(steps)
+            with self._clock.stopped():
+                self._end()
 
     def untimed(self, act: Callable[[Subject], T]) -> T:
         """See `loop.untimed`."""

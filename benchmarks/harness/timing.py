@@ -29,7 +29,9 @@ class Emission:
 
     `num_without_id` counts tokens whose ids the source does not tell. A role or usage message has no tokens and is no
     arrival. `num_cached` and `num_prefilled` are the positions found in a cache, and run, in this step; the first ones
-    of a run are its prompt's. `is_admission` marks the moment in which the request left the queue.
+    of a run are its prompt's. `is_admission` marks the moment in which the request left the queue, `is_sending` that in
+    which it was on its way. `at_ns` is when this arrived, by the session's clock, where the source saw that better than
+    whoever pulls it can.
     """
 
     token_ids: tuple[int, ...] = ()
@@ -38,10 +40,17 @@ class Emission:
     num_cached: int | None = None
     num_prefilled: int | None = None
     is_admission: bool = False
+    is_sending: bool = False
+    at_ns: int | None = None
 
     @property
     def num_tokens(self) -> int:
         return len(self.token_ids) + self.num_without_id
+
+    @property
+    def is_arrival(self) -> bool:
+        """Whether something came or happened, so that it has a time."""
+        return bool(self.num_tokens) or self.is_admission
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -95,6 +104,11 @@ class RunTiming:
     def arrival_ns(self) -> int:
         """When the request was due: what every latency counts from."""
         return self.sent_ns if self.scheduled_ns is None else self.scheduled_ns
+
+    @property
+    def schedule_delay_s(self) -> float | None:
+        """Sent minus due: by how much the load generator was late. None where nothing was planned."""
+        return None if self.scheduled_ns is None else (self.sent_ns - self.scheduled_ns) / NS_PER_S
 
     @property
     def queue_wait_s(self) -> float | None:
@@ -168,16 +182,17 @@ def measure_stream(
 ) -> RunTiming:
     """Pull a stream to its end: one clock read before the first pull, one per emission that carries tokens.
 
-    An admission is stamped as well. What the stream raises passes through; with `keep_errors` the run ends there
-    instead, with what had arrived and the error's text: for load, where one failed request is a count.
+    An admission is stamped as well; what tells its own time has that. What the stream raises passes through; with
+    `keep_errors` the run ends there instead, with what had arrived and the error's text: for load, where one failed
+    request is a count.
     """
     log: list[tuple[int | None, Emission]] = []
     error = broke_off_ns = None
     sent_ns = clock.now_ns()
     try:
         for emission in stream:
-            if emission.token_ids or emission.num_without_id or emission.is_admission:
-                log.append((clock.now_ns(), emission))
+            if emission.is_arrival:
+                log.append((clock.now_ns() if emission.at_ns is None else emission.at_ns, emission))
             else:
                 log.append((None, emission))
     except Exception as raised:

@@ -116,6 +116,11 @@ def asked_requests_per_s(runs: Runs) -> float | None:
     return mean_rate_per_s([(run.arrival_ns - first_ns) / NS_PER_S for run in runs])
 
 
+def schedule_delay_max_s(runs: Runs) -> float | None:
+    """The longest time by which a request was sent later than it was due; None where nothing was due."""
+    return max((delay for run in runs if (delay := run.schedule_delay_s) is not None), default=None)
+
+
 def steady_tokens_per_s(runs: Runs) -> float | None:
     """Output tokens per second while every request was decoding: after the last first token, up to the first end."""
     stamped = [run.stamps for run in runs if run.stamps]

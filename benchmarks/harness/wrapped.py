@@ -17,11 +17,12 @@ class Wrapped:
         self._subject = subject
         self.vocab_size, self.relative_tolerance = subject.vocab_size, subject.relative_tolerance
         self.next_logits = subject.next_logits
+        self.may_end_early = getattr(subject, "may_end_early", False)
 
     def forget(self, **arm: Any) -> None:
         self._subject.forget(**arm)
 
-    def num_reusable(self, num_stored: int, num_prompt_tokens: int, **arm: Any) -> int:
+    def num_reusable(self, num_stored: int, num_prompt_tokens: int, **arm: Any) -> int | None:
         return self._subject.num_reusable(num_stored, num_prompt_tokens, **arm)
 
     def reuse_logits(self, prompt_ids: Sequence[int], prefix_tokens: int, **arm: Any) -> Reuse:

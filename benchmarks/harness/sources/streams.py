@@ -1,0 +1,264 @@
+"""Many answers at once over HTTP, pulled like an engine's steps: one event loop, which runs while it is pulled.
+
+Knows asyncio, httpx2 and an injected clock. Refuses to know schedules and metrics. Nothing runs beside the one who
+pulls: no thread takes the interpreter away from it, and what arrives between two pulls waits in the kernel.
+
+An answer's bytes are stamped with the moment in which the kernel said that they were there, not with that in which
+this process had time for them. Of two tokens in one read the second may have come a little later than that, so such
+reads are counted, and so is the time in which nobody asked the kernel (`ClientLog`): a client that is too slow says so.
+"""
+
+import asyncio
+import dataclasses
+import selectors
+from collections import deque
+from collections.abc import Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from benchmarks.harness.errors import SourceError
+from benchmarks.harness.serving import Ask, Inbox, Told
+from benchmarks.harness.sources.answer import AnswerReader, quote
+from benchmarks.harness.sources.endpoint import Endpoint
+from benchmarks.harness.sources.openai import HEADERS
+from benchmarks.harness.timing import NS_PER_S, Clock, Emission
+
+if TYPE_CHECKING:
+    import httpx2
+
+_LONGEST_WAIT_S = 0.05
+_DRAIN_S = 0.5
+
+
+@dataclasses.dataclass(slots=True)
+class ClientLog:
+    """What this process saw of itself in one window.
+
+    `away_ns`: the time in which it did not ask the kernel what had arrived, of `watched_ns`. `num_together`: of all
+    `num_arrivals` those that came in one read with another one of the same answer before them.
+    """
+
+    watched_ns: int = 0
+    away_ns: int = 0
+    longest_away_ns: int = 0
+    num_arrivals: int = 0
+    num_together: int = 0
+
+    def __add__(self, other: "ClientLog") -> "ClientLog":
+        return ClientLog(
+            watched_ns=self.watched_ns + other.watched_ns,
+            away_ns=self.away_ns + other.away_ns,
+            longest_away_ns=max(self.longest_away_ns, other.longest_away_ns),
+            num_arrivals=self.num_arrivals + other.num_arrivals,
+            num_together=self.num_together + other.num_together,
+        )
+
+    @property
+    def away_share(self) -> float:
+        return self.away_ns / self.watched_ns if self.watched_ns else 0.0
+
+    @property
+    def together_share(self) -> float:
+        return self.num_together / self.num_arrivals if self.num_arrivals else 0.0
+
+
+class Arrivals(selectors.DefaultSelector):
+    """Asks the kernel what has arrived, remembers when it said so, and for how long nobody asked."""
+
+    def __init__(self, clock: Clock) -> None:
+        super().__init__()
+        self.clock, self.log = clock, ClientLog()
+        self._seen_ns: dict[int, int] = {}
+        self._back_ns: int | None = None
+
+    def select(self, timeout: float | None = None) -> Any:
+        """As any selector."""
+        self._note_absence()
+        ready = super().select(timeout)
+        self._back_ns = now_ns = self.clock.now_ns()
+        for key, _ in ready:
+            self._seen_ns[key.fd] = now_ns
+        return ready
+
+    def _note_absence(self) -> None:
+        if self._back_ns is not None:
+            away_ns = self.clock.now_ns() - self._back_ns
+            self.log.away_ns += away_ns
+            self.log.longest_away_ns = max(self.log.longest_away_ns, away_ns)
+
+    def begin(self) -> None:
+        """A window begins."""
+        self.log, self._back_ns = ClientLog(watched_ns=-self.clock.now_ns()), None
+
+    def end(self) -> ClientLog:
+        """It has ended: what was seen in it."""
+        self._note_absence()
+        self.log.watched_ns += self.clock.now_ns()
+        self._back_ns = None
+        return self.log
+
+    def seen_ns(self, response: "httpx2.Response") -> int:
+        """When what was read last of a response was there; now, where it came from no socket of ours."""
+        stream: Any = response.extensions.get("network_stream")
+        socket = stream.get_extra_info("socket") if stream else None
+        return self._seen_ns.get(socket.fileno() if socket else -1) or self.clock.now_ns()
+
+
+class ClockedLoop(asyncio.SelectorEventLoop):
+    """An event loop that goes by the session's own clock."""
+
+    def __init__(self, arrivals: Arrivals) -> None:
+        self._clock = arrivals.clock  # before the loop looks at the time
+        super().__init__(arrivals)
+
+    def time(self) -> float:
+        """As any loop."""
+        return self._clock.now_ns() / NS_PER_S
+
+
+class HttpStreams:
+    """Requests to one endpoint, one window at a time.
+
+    `log`, `num_sent` and `num_tokens_asked` add up since `forget`; `plain` is a client for what is not streamed, whose
+    connection is its own.
+    """
+
+    def __init__(self, endpoint: Endpoint, arrivals: Arrivals, transport: "httpx2.AsyncBaseTransport | None" = None):
+        import httpx2
+
+        self._endpoint, self._arrivals, self._loop = endpoint, arrivals, ClockedLoop(arrivals)
+        self.plain = httpx2.Client(base_url=endpoint.base_url.removesuffix("/v1"), trust_env=False, timeout=30.0)
+        self._client = httpx2.AsyncClient(
+            base_url=endpoint.base_url, headers=HEADERS | endpoint.headers, transport=transport, trust_env=False,
+            timeout=httpx2.Timeout(None, connect=30.0), limits=httpx2.Limits(max_connections=None),
+        )  # fmt: skip
+        self._told: list[tuple[str, Emission]] = []
+        self._answers: dict[asyncio.Task[None], AnswerReader] = {}
+        self._failure: SourceError | None = None
+        self._is_pulled = False
+        self.forget()
+
+    def stream(self, prompt_ids: Sequence[int], num_new_tokens: int) -> Iterator[Emission]:
+        """One request alone; see `loop.Subject`."""
+        steps = self.serve(Inbox([Ask("alone", 0.0, tuple(prompt_ids), num_new_tokens)]))
+        try:
+            for told in steps:
+                for _, emission in told:
+                    yield emission
+                    if emission.finish_reason is not None:
+                        return
+        finally:
+            steps.close()
+
+    def serve(self, inbox: deque[Ask]) -> Any:
+        """See `serving.ServingSubject`: a pull returns what has arrived, at the latest when the next request is due.
+
+        Raises SourceError, with the URL, for everything that the server or the connection does wrong.
+        """
+        self._arrivals.begin()
+        try:
+            while True:
+                while inbox:
+                    self._send(inbox.popleft())
+                yield self._pull(getattr(inbox, "next_due_ns", None))
+        finally:
+            self.log += self._arrivals.end()
+            self._hang_up()
+
+    def forget(self) -> None:
+        """What is counted from now on begins at nothing."""
+        self.log, self.num_sent, self.num_tokens_asked = ClientLog(), 0, 0
+
+    def close(self) -> None:
+        """End everything, connections too."""
+        self._hang_up()
+        self._loop.run_until_complete(self._client.aclose())
+        self.plain.close()
+        self._loop.close()
+
+    def _send(self, ask: Ask) -> None:
+        reader = AnswerReader()
+        self.num_sent += 1
+        self.num_tokens_asked += ask.new_tokens
+        self._answers[self._loop.create_task(self._follow(ask, reader))] = reader
+
+    def _pull(self, next_due_ns: int | None) -> Told:
+        wait_s = _LONGEST_WAIT_S
+        if next_due_ns is not None:
+            wait_s = min(wait_s, max(0.0, (next_due_ns - self._arrivals.clock.now_ns()) / NS_PER_S))
+        timer, self._is_pulled = self._loop.call_later(wait_s, self._loop.stop), True
+        self._loop.run_forever()
+        timer.cancel()
+        self._is_pulled = False
+        if self._failure is not None:
+            raise self._failure
+        told, self._told = self._told, []
+        return told
+
+    def _hang_up(self) -> None:
+        """Answers that have ended are read to their message's end, or their connections could not be used again."""
+        ended = [task for task, reader in self._answers.items() if reader.is_done]
+        if ended:
+            self._loop.run_until_complete(asyncio.wait(ended, timeout=_DRAIN_S))
+        for task in self._answers:
+            task.cancel()
+        if self._answers:
+            self._loop.run_until_complete(asyncio.wait(self._answers))
+        self._answers.clear()
+        self._told, self._failure = [], None
+
+    async def _follow(self, ask: Ask, reader: AnswerReader) -> None:
+        try:
+            await self._exchange(ask, reader)
+        except asyncio.CancelledError:
+            raise
+        except Exception as error:
+            said = str(error) if isinstance(error, SourceError) else f"{type(error).__name__}: {error}"
+            after = f"broke off after {reader.num_tokens} tokens: " if reader.num_tokens else ""
+            self._failure = SourceError(f"{self._endpoint.base_url}/completions: {after}{said}")
+            self._failure.__cause__ = error
+            self._wake()
+
+    async def _exchange(self, ask: Ask, reader: AnswerReader) -> None:
+        async def note(event: str, told: Mapping[str, Any]) -> None:
+            if event.endswith("send_request_body.complete"):
+                self._tell(ask, Emission(is_sending=True), self._arrivals.clock.now_ns())
+
+        body, how = self._endpoint.body(ask), {"trace": note}
+        async with self._client.stream("POST", "completions", json=body, extensions=how) as response:
+            await _check_head(response)
+            async for chunk in response.aiter_raw():
+                self._read(ask, reader, chunk, self._arrivals.seen_ns(response))
+        if not reader.is_done:
+            reader.cut_off()
+
+    def _read(self, ask: Ask, reader: AnswerReader, chunk: bytes, at_ns: int) -> None:
+        """Tell what a read brought. The end is told once all of the answer is known, with its last word."""
+        if reader.is_done:
+            return
+        arrived = [each for each in reader.feed(chunk) if each.num_tokens]
+        for emission in arrived:
+            self._tell(ask, dataclasses.replace(emission, finish_reason=None), at_ns)
+        self._arrivals.log.num_arrivals += len(arrived)
+        self._arrivals.log.num_together += max(0, len(arrived) - 1)
+        if reader.is_done:
+            last = reader.close() if self._endpoint.takes_ids else Emission()  # of words nobody knows the tokens
+            self._tell(ask, dataclasses.replace(last, finish_reason=reader.finish_reason), at_ns)
+        if arrived or reader.is_done:
+            self._wake()
+
+    def _wake(self) -> None:
+        """End the pull that waits for something to arrive."""
+        if self._is_pulled:
+            self._loop.stop()
+
+    def _tell(self, ask: Ask, emission: Emission, at_ns: int) -> None:
+        self._told.append((ask.request_id, dataclasses.replace(emission, at_ns=at_ns)))
+
+
+async def _check_head(response: "httpx2.Response") -> None:
+    kind = response.headers.get("content-type", "")
+    if response.status_code != 200:
+        raise SourceError(f"status {response.status_code}: {quote((await response.aread()).decode(errors='replace'))}")
+    if kind.partition(";")[0].strip().lower() != "text/event-stream":
+        said = quote((await response.aread()).decode(errors="replace"))
+        raise SourceError(f"content type {kind!r} is not text/event-stream: {said}")
