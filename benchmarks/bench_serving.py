@@ -21,7 +21,7 @@ DESK, FULL = pytest.mark.desk, pytest.mark.full
 TRACE = Path(__file__).parent / "traces" / "bursty.csv"
 LIMITS = Limits(ttft_s=1.0, tpot_s=0.25)
 SIZES = {"prompt_tokens": [16, 64, 32, 8] * 3, "new_tokens": [8, 4, 16, 8] * 3}
-LATENCIES = ("ttft_s", "itl_p50_s", "itl_p99_s", "e2e_s")
+LATENCIES = ("ttft_s", "itl_p50_s", "itl_p99_s", "tpot_s", "e2e_s")
 RATES = ("asked_requests_per_s", "requests_per_s", "goodput_requests_per_s", "mean_tokens_per_s")
 DELAYS = ("schedule_delay_p50_s", "schedule_delay_p99_s", "schedule_delay_max_s")
 
@@ -37,7 +37,7 @@ def full(*values):
 
 
 @pytest.mark.arms(http=HTTP, engine=ENGINE)
-@pytest.mark.quantities("itl_p50_s", "ttft_s", "itl_price", "ttft_price")
+@pytest.mark.quantities("ttft_s", "tpot_s", "ttft_price", "tpot_price")
 @pytest.mark.parametrize("num_clients", [8, *full(1)])
 def test_price_of_http(measure, num_clients):
     """HTTP, event streams and another process, over the engine at hand; small enough to be followed over commits."""
@@ -83,7 +83,7 @@ def test_trace(measure):
 
 
 @DESK
-@pytest.mark.arms(cold=HTTP | {"state": "cold"}, primed=HTTP | {"state": "primed"}, unseen=HTTP | {"state": "unseen"})
+@pytest.mark.arms(primed=HTTP | {"state": "primed"}, unseen=HTTP | {"state": "unseen"})
 @pytest.mark.quantities("ttft_s", "reuse_speedup", "ttft_saved_s")
 @pytest.mark.parametrize("prefix_tokens", [256])
 def test_shared_prefix(measure, prefix_tokens):

@@ -177,10 +177,11 @@ INSTRUMENT = {
         "harness.errors harness.garbage harness.invariants harness.metrics harness.proof harness.results "
         "harness.scenes harness.series harness.serving harness.timing harness.traffic harness.verify harness.workload"
     ),
+    "harness.kept": "harness.errors harness.results",
     "harness.states": "harness.errors harness.loop harness.metrics harness.proof harness.results harness.scenes",
     "harness.measure": (
-        "harness harness.arrivals harness.errors harness.loop harness.metrics harness.one_time harness.results "
-        "harness.scenes harness.slopes harness.states harness.timing harness.traffic time"
+        "harness harness.arrivals harness.errors harness.kept harness.loop harness.metrics harness.one_time "
+        "harness.results harness.scenes harness.slopes harness.states harness.timing harness.traffic time"
     ),
     "harness.profiles": "harness.errors",
     "harness.pace": "",
@@ -188,13 +189,13 @@ INSTRUMENT = {
     "harness.efficiency": "harness.metrics harness.results harness.slopes harness.timing",
     "harness.stepwise": "harness.loop harness.serving harness.timing harness.wrapped",
     "harness.over_http": (
-        "harness.loop harness.proof harness.results harness.serving harness.sources.endpoint "
+        "harness.kept harness.loop harness.proof harness.results harness.serving harness.sources.endpoint "
         "harness.sources.server_word harness.sources.streams harness.timing harness.wrapped"
     ),
     "harness.opening": "harness.loop harness.over_http harness.watch harness.workload",
     "harness.wrapped": "harness.loop harness.proof",
     "harness.work": (
-        "harness.counters harness.errors harness.loop harness.measure harness.metrics harness.popularity "
+        "harness.counters harness.errors harness.kept harness.loop harness.metrics harness.popularity "
         "harness.prefix_traces harness.replacement harness.results harness.scenes harness.serving harness.timing "
         "harness.token_counts harness.verify harness.workload"
     ),

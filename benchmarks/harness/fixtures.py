@@ -24,6 +24,7 @@ from benchmarks.harness.http_fixtures import (
     endpoint_of,
     kept_arms,
     leave_out,
+    name_for_prompts,
     reach_endpoint,
     route,
     teller,
@@ -225,7 +226,7 @@ def plan_of(item: pytest.Item, *, timed: bool) -> Plan:
     option = item.config.getoption
     limits = WarmUp(max_runs=option("--max-warmups"), max_s=option("--max-warmup-s"))
     sampling: dict[str, Any] = {"num_samples": option("--samples"), "warm_up": limits} if timed else {}
-    return Plan(name=benchmark_id(item), quantities=quantities, arms=arms, **sampling)
+    return Plan(name=name_for_prompts(item, benchmark_id(item), arms), quantities=quantities, arms=arms, **sampling)
 
 
 def _progress(request: pytest.FixtureRequest, *, timed: bool) -> Say:

@@ -4,6 +4,7 @@ Knows pytest, its options and adapters. Refuses to know how anything is measured
 nothing of nanoserve is loaded: an arm that is no HTTP, and a benchmark that needs one, is left out and said to be.
 """
 
+import uuid
 from collections.abc import Iterator, Mapping
 from typing import Any
 
@@ -21,6 +22,8 @@ from benchmarks.harness.sources.nanoserve_server import NanoserveServers
 from benchmarks.harness.timing import Clock
 
 Arms = Mapping[str, Mapping[str, Any]]
+
+_SESSION = pytest.StashKey[str]()
 
 _LEFT_OUT = pytest.StashKey[dict[str, str]]()
 """By benchmark case, why it was left out, on the config."""
@@ -63,6 +66,16 @@ def kept_arms(arms: Arms) -> Arms:
 
 def _without_state(options: Mapping[str, Any]) -> dict[str, Any]:
     return {name: value for name, value in options.items() if name != "state"}
+
+
+def name_for_prompts(item: pytest.Item, benchmark: str, arms: Arms) -> str:
+    """What tells a test's prompts from all others: a server forgets nothing between two cases of a benchmark, and one
+    that we did not start knows the prompts of earlier sessions, too.
+    """
+    if not any(map(runs_by_itself, arms.values())):
+        return benchmark
+    session = item.config.stash.setdefault(_SESSION, uuid.uuid4().hex) if endpoint_of(item.config) else ""
+    return f"{item.nodeid} {session}"
 
 
 def why_left_out(arms: Arms, quantities: tuple[str, ...], fixtures: tuple[str, ...]) -> str | None:

@@ -14,6 +14,7 @@ from typing import Any
 from benchmarks.harness import scenes
 from benchmarks.harness.arrivals import together
 from benchmarks.harness.errors import InstrumentError, UndeclaredMetricError
+from benchmarks.harness.kept import check_kept
 from benchmarks.harness.loop import Loop, Nap, Plan, Say, Subject, Turn, Window
 from benchmarks.harness.metrics import Metric, metric
 from benchmarks.harness.one_time import Account
@@ -238,12 +239,12 @@ class Measure:
 
         Raises UndeclaredMetricError when the test measured less than it declared: a missing number is not good.
         """
-        check_kept(self._plan.quantities, self.measurements)
-        self._tell_one_time()
         if self._loop.samples:
             flags, details = self._tell({arm: self._flat(arm) for arm in self.arms})
             self.flags += flags
             self.details.update(details)
+        check_kept(self._plan.quantities, self.measurements, self.flags)
+        self._tell_one_time()
 
     def _tell_one_time(self) -> None:
         first_s, paid = self._loop.first_run_s, self._account.in_warm_up()
@@ -289,11 +290,3 @@ class Measure:
             known = ", ".join(self._plan.arms) if self._loop.samples else "nothing yet"
             raise InstrumentError(f"no arm {arm!r} was streamed, only: {known}")
         return [sample[arm] for sample in self._loop.samples]
-
-
-def check_kept(quantities: Sequence[str], measurements: Sequence[Measurement]) -> None:
-    """Raise UndeclaredMetricError unless every declared quantity was measured, and is defined for every arm."""
-    undefined = {m.metric.name for m in measurements if m.value is None and not m.metric.coefficient}
-    missing = set(quantities) - {m.metric.name for m in measurements} | undefined
-    if missing:
-        raise UndeclaredMetricError(f"declared but not measured: {', '.join(sorted(missing))}")

@@ -37,6 +37,7 @@ from benchmarks.harness.traffic import (
     schedule_delay_max_s,
     steady_tokens_per_s,
     tpot_by_token_s,
+    tpot_price,
     window_speedup,
 )
 
@@ -160,6 +161,11 @@ _RATIOS = (
         "itl_price", "ITL price",
         "median ITL of one arm / that of the arm it is held against, all requests of a window; median over pairs",
         better="lower", between=itl_price,
+    ),
+    ratio(
+        "tpot_price", "TPOT price",
+        "median TPOT of one arm / that of the arm it is held against, all requests of a window; median over pairs",
+        better="lower", between=tpot_price,
     ),
     ratio(
         "itl_ratio_growth", "Growth of the ITL ratio", "r at the longest context / r at the shortest",

@@ -5,17 +5,17 @@ Beside what the client measures it puts what the server says of itself, and what
 """
 
 import contextlib
-import statistics
 from collections import defaultdict, deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
+from benchmarks.harness.kept import BUNDLED
 from benchmarks.harness.loop import Subject, Window
 from benchmarks.harness.proof import Reuse
 from benchmarks.harness.results import Flag
 from benchmarks.harness.serving import Ask, Told, runs_by_itself
 from benchmarks.harness.sources.endpoint import Endpoint
-from benchmarks.harness.sources.server_word import HISTOGRAMS, Word, between, look
+from benchmarks.harness.sources.server_word import HISTOGRAMS, Total, Word, between, look
 from benchmarks.harness.sources.streams import Arrivals, ClientLog, HttpStreams
 from benchmarks.harness.timing import NS_PER_S, Clock, Emission, RunTiming
 from benchmarks.harness.wrapped import Wrapped
@@ -100,6 +100,7 @@ class OverHttp(Wrapped):
             log = sum(logs, ClientLog())
             flags += [Flag(kind="client", arm=arm, what=what) for what in slow_client(log, runs)]
             flags += [Flag(kind="short", arm=arm, what=what) for what in short_answers(runs, self._num_asked[arm])]
+            flags += [Flag(kind=BUNDLED, arm=arm, what=what) for what in bundles(runs)]
             details.setdefault("client", {})[arm] = _told_of(log)
             if self._words[arm]:
                 beside = server_beside(self._words[arm], runs)
@@ -160,27 +161,41 @@ def short_answers(runs: Sequence[RunTiming], num_asked: int) -> Iterator[str]:
         yield f"{num_early} of {len(runs)} answers ended by themselves: {num_came} of {num_asked} tokens came"
 
 
+def bundles(runs: Sequence[RunTiming]) -> Iterator[str]:
+    """That tokens came several to a message: in such an answer nobody can tell one gap from another."""
+    num = sum(run.itls_s is None for run in runs)
+    if num:
+        yield f"in {num} of {len(runs)} answers tokens came in bundles: they have no ITL, but a TPOT and a step gap"
+
+
 def server_beside(words: Sequence[Word], runs: Sequence[RunTiming]) -> dict[str, dict[str, Any]]:
     """For each latency the client's mean and the server's, and how many observations each of them had.
 
-    The client's count from sending: how late it sent is not the server's doing.
+    The client's count from sending: how late it sent is not the server's doing. Bundled tokens have a mean gap.
     """
-    observed = {
-        "ttft_s": [(run.stamps[0].at_ns - run.sent_ns) / NS_PER_S for run in runs if run.stamps],
-        "itl_s": [gap for run in runs for gap in run.itls_s or ()],
-        "e2e_s": [(run.stamps[-1].at_ns - run.sent_ns) / NS_PER_S for run in runs if run.is_finished],
-    }
     told = {}
     for name in HISTOGRAMS:
         first, *rest = (word[name] for word in words)
-        total, ours = sum(rest, first), observed[name]
+        ours, theirs = _seen(name, runs), sum(rest, first)
         told[name] = {
-            "client_mean_s": statistics.fmean(ours) if ours else None,
-            "server_mean_s": total.mean_s,
-            "num_client": len(ours),
-            "num_server": total.num,
+            "client_mean_s": ours.mean_s,
+            "server_mean_s": theirs.mean_s,
+            "num_client": ours.num,
+            "num_server": theirs.num,
         }
     return told
+
+
+def _seen(name: str, runs: Sequence[RunTiming]) -> Total:
+    """The same total, of what the client saw."""
+    spans = {"ttft_s": (None, 0), "itl_s": (0, -1), "e2e_s": (None, -1)}
+    since, until = spans[name]
+    total = Total()
+    for run in (run for run in runs if run.stamps):
+        start_ns = run.sent_ns if since is None else run.stamps[since].at_ns
+        num = run.num_tokens - 1 if name == "itl_s" else 1
+        total += Total((run.stamps[until].at_ns - start_ns) / NS_PER_S, num)
+    return total
 
 
 def disagreements(beside: Mapping[str, Mapping[str, Any]]) -> Iterator[str]:

@@ -147,6 +147,16 @@ def itl_price(dear: Runs, plain: Runs) -> float | None:
     return speedup(itl_s(dear), itl_s(plain))
 
 
+def tpot_price(dear: Runs, plain: Runs) -> float | None:
+    """The median TPOT of one window over that of another."""
+    return speedup(_median_tpot_s(dear), _median_tpot_s(plain))
+
+
+def _median_tpot_s(runs: Runs) -> float | None:
+    values = [run.tpot_s for run in runs if run.tpot_s is not None]
+    return float(np.median(values)) if values else None
+
+
 def mean_tokens_per_s(runs: Runs) -> float | None:
     """Output tokens of all requests per second of the window."""
     window_s = duration_s(runs)

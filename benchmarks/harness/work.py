@@ -15,8 +15,8 @@ from typing import Any, Protocol, TypeVar
 
 from benchmarks.harness.counters import Work, count_work
 from benchmarks.harness.errors import InstrumentError
+from benchmarks.harness.kept import check_kept
 from benchmarks.harness.loop import Plan, Subject
-from benchmarks.harness.measure import check_kept
 from benchmarks.harness.metrics import WORK_METRICS, metric
 from benchmarks.harness.popularity import zipf_order
 from benchmarks.harness.prefix_traces import read_trace

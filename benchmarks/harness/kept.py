@@ -1,0 +1,27 @@
+"""Was all measured that a benchmark declares? A missing number is not a good one.
+
+Knows declared names, measurements and flags. One thing excuses a number that does not exist: tokens that a server sent
+in bundles have no gaps between them (`BUNDLED`), however well everything went; the flag says so instead.
+"""
+
+from collections.abc import Collection, Sequence
+
+from benchmarks.harness.errors import UndeclaredMetricError
+from benchmarks.harness.results import Flag, Measurement
+
+BUNDLED = "bundled"
+"""The kind of a flag: tokens of some answers of its arm arrived several to a message."""
+
+
+def check_kept(quantities: Sequence[str], measurements: Sequence[Measurement], flags: Sequence[Flag] = ()) -> None:
+    """Raise UndeclaredMetricError unless every declared quantity was measured, and is defined for every arm."""
+    bundled = {flag.arm for flag in flags if flag.kind == BUNDLED}
+    undefined = {each.metric.name for each in measurements if each.value is None and not _is_excused(each, bundled)}
+    missing = set(quantities) - {m.metric.name for m in measurements} | undefined
+    if missing:
+        raise UndeclaredMetricError(f"declared but not measured: {', '.join(sorted(missing))}")
+
+
+def _is_excused(measurement: Measurement, bundled: Collection[str]) -> bool:
+    metric = measurement.metric
+    return metric.coefficient or (metric.weighting == "gap" and measurement.arm in bundled)
