@@ -189,8 +189,8 @@ INSTRUMENT = {
     "harness.efficiency": "harness.metrics harness.results harness.slopes harness.timing",
     "harness.stepwise": "harness.loop harness.serving harness.timing harness.wrapped",
     "harness.over_http": (
-        "harness.kept harness.loop harness.proof harness.results harness.serving harness.sources.endpoint "
-        "harness.sources.server_word harness.sources.streams harness.timing harness.wrapped"
+        "harness.errors harness.kept harness.loop harness.proof harness.results harness.serving "
+        "harness.sources.endpoint harness.sources.server_word harness.sources.streams harness.timing harness.wrapped"
     ),
     "harness.opening": "harness.loop harness.over_http harness.watch harness.workload",
     "harness.wrapped": "harness.loop harness.proof",

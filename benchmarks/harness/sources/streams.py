@@ -33,8 +33,8 @@ _DRAIN_S = 0.5
 class ClientLog:
     """What this process saw of itself in one window.
 
-    `away_ns`: the time in which it did not ask the kernel what had arrived, of `watched_ns`. `num_together`: of all
-    `num_arrivals` those that came in one read with another one of the same answer before them.
+    `away_ns`: of the time in which answers were open (`watched_ns`) that in which it did not ask the kernel what had
+    arrived. `num_together`: of all `num_arrivals` those that were found at once with one of the same answer before.
     """
 
     watched_ns: int = 0
@@ -69,32 +69,42 @@ class Arrivals(selectors.DefaultSelector):
         self.clock, self.log = clock, ClientLog()
         self._seen_ns: dict[int, int] = {}
         self._back_ns: int | None = None
+        self._is_watching = False
 
     def select(self, timeout: float | None = None) -> Any:
         """As any selector."""
-        self._note_absence()
-        ready = super().select(timeout)
-        self._back_ns = now_ns = self.clock.now_ns()
+        asked_ns = self._note_absence()
+        ready = self.wait(timeout)
+        now_ns = self.clock.now_ns()
+        if self._is_watching:
+            self.log.watched_ns += now_ns - asked_ns
+            self._back_ns = now_ns
         for key, _ in ready:
             self._seen_ns[key.fd] = now_ns
         return ready
 
-    def _note_absence(self) -> None:
+    def wait(self, timeout: float | None) -> Any:
+        """What the kernel says within so many seconds."""
+        return super().select(timeout)
+
+    def _note_absence(self) -> int:
+        """What passed since the kernel answered last, if somebody is waited for; the time now."""
+        now_ns = self.clock.now_ns()
         if self._back_ns is not None:
-            away_ns = self.clock.now_ns() - self._back_ns
+            away_ns = now_ns - self._back_ns
+            self.log.watched_ns += away_ns
             self.log.away_ns += away_ns
             self.log.longest_away_ns = max(self.log.longest_away_ns, away_ns)
+        return now_ns
 
     def begin(self) -> None:
-        """A window begins."""
-        self.log, self._back_ns = ClientLog(watched_ns=-self.clock.now_ns()), None
+        """Somebody is waited for from now on; what passed before the kernel is asked was no absence."""
+        self._back_ns, self._is_watching = None, True
 
-    def end(self) -> ClientLog:
-        """It has ended: what was seen in it."""
+    def end(self) -> None:
+        """Nobody is waited for any more."""
         self._note_absence()
-        self.log.watched_ns += self.clock.now_ns()
-        self._back_ns = None
-        return self.log
+        self._back_ns, self._is_watching = None, False
 
     def seen_ns(self, response: "httpx2.Response") -> int:
         """When what was read last of a response was there; now, where it came from no socket of ours."""
@@ -115,6 +125,15 @@ class ClockedLoop(asyncio.SelectorEventLoop):
         return self._clock.now_ns() / NS_PER_S
 
 
+@dataclasses.dataclass(slots=True)
+class _Answer:
+    """One request on its way, and when its last token came."""
+
+    ask: Ask
+    reader: AnswerReader
+    last_ns: int | None = None
+
+
 class HttpStreams:
     """Requests to one endpoint, one window at a time.
 
@@ -132,7 +151,7 @@ class HttpStreams:
             timeout=httpx2.Timeout(None, connect=30.0), limits=httpx2.Limits(max_connections=None),
         )  # fmt: skip
         self._told: list[tuple[str, Emission]] = []
-        self._answers: dict[asyncio.Task[None], AnswerReader] = {}
+        self._answers: dict[asyncio.Task[None], _Answer] = {}
         self._failure: SourceError | None = None
         self._is_pulled = False
         self.forget()
@@ -154,19 +173,18 @@ class HttpStreams:
 
         Raises SourceError, with the URL, for everything that the server or the connection does wrong.
         """
-        self._arrivals.begin()
         try:
             while True:
                 while inbox:
                     self._send(inbox.popleft())
                 yield self._pull(getattr(inbox, "next_due_ns", None))
         finally:
-            self.log += self._arrivals.end()
+            self._arrivals.end()
             self._hang_up()
 
     def forget(self) -> None:
         """What is counted from now on begins at nothing."""
-        self.log, self.num_sent, self.num_tokens_asked = ClientLog(), 0, 0
+        self._arrivals.log, self.num_sent, self.num_tokens_asked = ClientLog(), 0, 0
 
     def close(self) -> None:
         """End everything, connections too."""
@@ -175,11 +193,19 @@ class HttpStreams:
         self.plain.close()
         self._loop.close()
 
+    @property
+    def log(self) -> ClientLog:
+        return self._arrivals.log
+
     def _send(self, ask: Ask) -> None:
-        reader = AnswerReader()
+        if all(answer.reader.is_done for answer in self._answers.values()):
+            self._arrivals.begin()
+        answer = _Answer(ask, AnswerReader())
         self.num_sent += 1
         self.num_tokens_asked += ask.new_tokens
-        self._answers[self._loop.create_task(self._follow(ask, reader))] = reader
+        task = self._loop.create_task(self._follow(answer))
+        self._answers[task] = answer
+        task.add_done_callback(self._answers.pop)
 
     def _pull(self, next_due_ns: int | None) -> Told:
         wait_s = _LONGEST_WAIT_S
@@ -196,50 +222,51 @@ class HttpStreams:
 
     def _hang_up(self) -> None:
         """Answers that have ended are read to their message's end, or their connections could not be used again."""
-        ended = [task for task, reader in self._answers.items() if reader.is_done]
+        ended = [task for task, answer in self._answers.items() if answer.reader.is_done]
         if ended:
             self._loop.run_until_complete(asyncio.wait(ended, timeout=_DRAIN_S))
-        for task in self._answers:
+        left = list(self._answers)
+        for task in left:
             task.cancel()
-        if self._answers:
-            self._loop.run_until_complete(asyncio.wait(self._answers))
-        self._answers.clear()
+        if left:
+            self._loop.run_until_complete(asyncio.wait(left))
         self._told, self._failure = [], None
 
-    async def _follow(self, ask: Ask, reader: AnswerReader) -> None:
+    async def _follow(self, answer: _Answer) -> None:
         try:
-            await self._exchange(ask, reader)
-        except asyncio.CancelledError:
-            raise
+            await self._exchange(answer)
         except Exception as error:
             said = str(error) if isinstance(error, SourceError) else f"{type(error).__name__}: {error}"
-            after = f"broke off after {reader.num_tokens} tokens: " if reader.num_tokens else ""
+            num = answer.reader.num_tokens
+            after = f"broke off after {num} tokens: " if num else ""
             self._failure = SourceError(f"{self._endpoint.base_url}/completions: {after}{said}")
             self._failure.__cause__ = error
             self._wake()
 
-    async def _exchange(self, ask: Ask, reader: AnswerReader) -> None:
+    async def _exchange(self, answer: _Answer) -> None:
         async def note(event: str, told: Mapping[str, Any]) -> None:
             if event.endswith("send_request_body.complete"):
-                self._tell(ask, Emission(is_sending=True), self._arrivals.clock.now_ns())
+                self._tell(answer.ask, Emission(is_sending=True), self._arrivals.clock.now_ns())
 
-        body, how = self._endpoint.body(ask), {"trace": note}
+        body, how = self._endpoint.body(answer.ask), {"trace": note}
         async with self._client.stream("POST", "completions", json=body, extensions=how) as response:
             await _check_head(response)
             async for chunk in response.aiter_raw():
-                self._read(ask, reader, chunk, self._arrivals.seen_ns(response))
-        if not reader.is_done:
-            reader.cut_off()
+                self._read(answer, chunk, self._arrivals.seen_ns(response))
+        if not answer.reader.is_done:
+            answer.reader.cut_off()
 
-    def _read(self, ask: Ask, reader: AnswerReader, chunk: bytes, at_ns: int) -> None:
+    def _read(self, answer: _Answer, chunk: bytes, at_ns: int) -> None:
         """Tell what a read brought. The end is told once all of the answer is known, with its last word."""
+        ask, reader = answer.ask, answer.reader
         if reader.is_done:
             return
         arrived = [each for each in reader.feed(chunk) if each.num_tokens]
         for emission in arrived:
             self._tell(ask, dataclasses.replace(emission, finish_reason=None), at_ns)
-        self._arrivals.log.num_arrivals += len(arrived)
-        self._arrivals.log.num_together += max(0, len(arrived) - 1)
+            self.log.num_arrivals += 1
+            self.log.num_together += answer.last_ns == at_ns
+            answer.last_ns = at_ns
         if reader.is_done:
             last = reader.close() if self._endpoint.takes_ids else Emission()  # of words nobody knows the tokens
             self._tell(ask, dataclasses.replace(last, finish_reason=reader.finish_reason), at_ns)
