@@ -301,7 +301,7 @@ def test_nobody_there_is_told_with_the_url():
 def test_what_an_endpoint_refuses_is_left_out_and_nothing_else(there, refused, left_out, takes_ids, names):
     there.refuses, there.names_fields = refused, names
     try:
-        with httpx2.Client(base_url=there.url) as client:
+        with httpx2.Client(base_url=there.url, verify=False) as client:
             found = agreed(Endpoint(base_url=there.url, model="m"), client)
     finally:
         there.refuses = ()
@@ -315,7 +315,7 @@ def test_what_an_endpoint_refuses_is_left_out_and_nothing_else(there, refused, l
 def test_an_endpoint_that_refuses_everything_or_lacks_the_model_says_so(there):
     there.refuses = ("model",)
     try:
-        with httpx2.Client(base_url=there.url) as client, pytest.raises(SourceError, match="status 400"):
+        with httpx2.Client(base_url=there.url, verify=False) as client, pytest.raises(SourceError, match="status 400"):
             agreed(Endpoint(base_url=there.url, model="m"), client)
     finally:
         there.refuses = ()

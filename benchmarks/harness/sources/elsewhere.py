@@ -32,7 +32,8 @@ class ElsewhereSubject:
         import httpx2
 
         bare = Endpoint(base_url=url.rstrip("/"), model="", key=key)
-        with httpx2.Client(base_url=bare.base_url, headers=bare.headers, timeout=300.0, trust_env=False) as client:
+        how: dict[str, Any] = {"headers": bare.headers, "verify": bare.is_secure, "trust_env": False}
+        with httpx2.Client(base_url=bare.base_url, timeout=300.0, **how) as client:
             known = models_of(client)
             asked = Endpoint(base_url=bare.base_url, model=choose_model(known, model), key=key)
             return cls(agreed(asked, client), known)

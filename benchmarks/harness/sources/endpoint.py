@@ -52,6 +52,11 @@ class Endpoint:
         return {"authorization": f"Bearer {self.key}"} if self.key else {}
 
     @property
+    def is_secure(self) -> bool:
+        """Whether certificates have to be loaded, which takes a while."""
+        return self.base_url.startswith("https")
+
+    @property
     def may_end_early(self) -> bool:
         return "ignore_eos" in self.left_out
 

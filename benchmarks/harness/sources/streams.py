@@ -145,10 +145,11 @@ class HttpStreams:
         import httpx2
 
         self._endpoint, self._arrivals, self._loop = endpoint, arrivals, ClockedLoop(arrivals)
-        self.plain = httpx2.Client(base_url=endpoint.base_url.removesuffix("/v1"), trust_env=False, timeout=30.0)
+        how: dict[str, Any] = {"trust_env": False, "verify": endpoint.is_secure, "headers": HEADERS | endpoint.headers}
+        self.plain = httpx2.Client(base_url=endpoint.base_url.removesuffix("/v1"), timeout=30.0, **how)
         self._client = httpx2.AsyncClient(
-            base_url=endpoint.base_url, headers=HEADERS | endpoint.headers, transport=transport, trust_env=False,
-            timeout=httpx2.Timeout(None, connect=30.0), limits=httpx2.Limits(max_connections=None),
+            base_url=endpoint.base_url, transport=transport, timeout=httpx2.Timeout(None, connect=30.0),
+            limits=httpx2.Limits(max_connections=None), **how,
         )  # fmt: skip
         self._told: list[tuple[str, Emission]] = []
         self._answers: dict[asyncio.Task[None], _Answer] = {}
