@@ -4,16 +4,20 @@ import http.server
 import itertools
 import json
 import threading
+import time
 
 from scripted_http import ended, token
 
 
 class Completions:
-    """Token i of an answer is the sum of its prompt plus i. `cuts`: lengths of the pieces in which bytes are sent."""
+    """Token i of an answer is the sum of its prompt plus i.
+
+    Bytes are sent in pieces of the lengths `cuts`, with a pause after each; a length of 0 is a whole event.
+    """
 
     def __init__(self):
         self.cuts, self.refuses, self.names_fields, self.num_connections = [1000], (), True, 0
-        self.asked = []
+        self.pause_s, self.asked = 0.0, []
 
     @staticmethod
     def ids(prompt, num):
@@ -40,6 +44,7 @@ class Completions:
 
         class Handler(http.server.BaseHTTPRequestHandler):
             protocol_version = "HTTP/1.1"
+            disable_nagle_algorithm = True  # or small writes wait for each other
 
             def setup(self):
                 super().setup()
@@ -78,7 +83,9 @@ class Completions:
                 self.end_headers()
                 lengths = itertools.cycle(owner.cuts)
                 while content:
-                    piece, content = content[: (n := next(lengths))], content[n:]
+                    num = next(lengths) or content.index(b"\n\n") + 2
+                    piece, content = content[:num], content[num:]
+                    time.sleep(owner.pause_s)
                     self.wfile.write(b"%x\r\n%s\r\n" % (len(piece), piece))
                 self.wfile.write(b"0\r\n\r\n")
 

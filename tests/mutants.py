@@ -22,6 +22,7 @@ from benchmarks.harness import (
     machine,
     metrics,
     one_time,
+    over_http,
     proof,
     results,
     reuse_metrics,
@@ -40,6 +41,7 @@ from benchmarks.harness.github import client, comments, issues
 from benchmarks.harness.gpu import choice, memory, nvidia, steadiness
 from benchmarks.harness.nightly import closing, merging, missed
 from benchmarks.harness.peers import columns, rounds, summary, table
+from benchmarks.harness.sources import server_word, streams
 from benchmarks.harness.timing import Stamp
 
 
@@ -487,3 +489,39 @@ def _():
 @mutant("decode throughput counts the prefill", seen_by="peers")
 def _():
     everywhere(columns.decode_tokens_per_s, columns.all_tokens_per_s)
+
+
+# Through HTTP.
+
+
+@mutant("who sends late was on time", seen_by="http")
+def _():
+    of_run("schedule_delay_s", lambda run, right: right and 0.0)
+
+
+@mutant("a token arrives when the client has time for it", seen_by="http")
+def _():
+    streams.Arrivals.seen_ns = lambda self, response: self.clock.now_ns()
+
+
+@mutant("the next of a closed loop is due when the last was", seen_by="http")
+def _():
+    right = serving._Schedule.note_end
+    serving._Schedule.note_end = lambda self, request_id, at_ns: right(self, request_id, 0)
+
+
+@mutant("the server's mean is of all that it ever served", seen_by="http")
+def _():
+    everywhere(server_word.between, lambda before, after: after)
+
+
+@mutant("the server is held against latencies from when they were due", seen_by="http")
+def _():
+    right = over_http._seen
+    shifted = lambda run: dataclasses.replace(run, sent_ns=run.scheduled_ns)  # noqa: E731
+    everywhere(right, lambda name, runs: right(name, [shifted(run) for run in runs]))
+
+
+@mutant("a client that does not listen is no bottleneck", seen_by="http")
+def _():
+    streams.ClientLog.away_share = property(lambda self: 0.0)

@@ -39,7 +39,7 @@ class ScriptedServer(httpx2.AsyncBaseTransport):
 
     def __init__(self, clock, scripts, *, send_ms=0.0, busy_ms=0.0):
         self.clock, self.scripts, self.send_ms, self.busy_ms = clock, list(scripts), send_ms, busy_ms
-        self.asked = []
+        self.asked, self.arrivals = [], None
 
     async def handle_async_request(self, request):
         self.asked.append(json.loads(request.content))
@@ -48,7 +48,8 @@ class ScriptedServer(httpx2.AsyncBaseTransport):
         with contextlib.suppress(KeyError):
             await request.extensions["trace"]("http11.send_request_body.complete", {})
         headers = {"content-type": "text/event-stream"}
-        return httpx2.Response(200, headers=headers, stream=_Body(self, self.clock.ns, script))
+        body, number = _Body(self, self.clock.ns, script), len(self.asked)
+        return httpx2.Response(200, headers=headers, stream=body, extensions={"network_stream": Socket(number)})
 
     async def _until(self, at_ns):
         come = asyncio.get_running_loop().create_future()
@@ -56,13 +57,30 @@ class ScriptedServer(httpx2.AsyncBaseTransport):
         await come
 
 
+class Socket:
+    """Of so many; the kernel says when something came only where the server is given the client's `arrivals`."""
+
+    def __init__(self, number):
+        self.number = number
+
+    def get_extra_info(self, name):
+        return self
+
+    def fileno(self):
+        return self.number
+
+
 class _Body(httpx2.AsyncByteStream):
     def __init__(self, server, since_ns, script):
         self.server, self.since_ns, self.script = server, since_ns, script
+        self.number = len(server.asked)
 
     async def __aiter__(self):
         for at_ms, data in self.script:
-            await self.server._until(self.since_ns + round(at_ms * MS))
+            there_ns = self.since_ns + round(at_ms * MS)
+            await self.server._until(there_ns)
+            if self.server.arrivals is not None:
+                self.server.arrivals._seen_ns[self.number] = there_ns
             yield data
             self.server.clock.ns += round(self.server.busy_ms * MS)
 

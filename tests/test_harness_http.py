@@ -114,6 +114,16 @@ class Nowhere(ElsewhereSubject):
         super().__init__(endpoint, ["m"])
 
 
+def test_what_was_there_before_the_client_had_time_is_stamped_with_when_it_was_there():
+    """Both tokens come at 10 ms, and reading each takes 3 ms: the second is no later for it."""
+    for knows, second_ms in ((True, 10), (False, 13)):
+        with scripted(answer(10), answer(10, first_id=7), busy_ms=3.0) as (streams, server, clock):
+            server.arrivals = streams._arrivals if knows else None
+            asks = [ask("a", new_tokens=1), ask("b", new_tokens=1)]
+            a, b = measure_window(streams.serve, asks, clock, clock.nap)
+        assert [ms(a)[2], ms(b)[2]] == [10, second_ms]
+
+
 # What the client says of itself.
 
 

@@ -181,6 +181,19 @@ def _doubts(results: Sequence[BenchmarkResult]) -> Iterator[str]:
         yield "  samples count from 0"
 
 
+def _served(results: Sequence[BenchmarkResult]) -> Iterator[str]:
+    """What a server says of itself, beside its client."""
+    for result in results:
+        for arm, beside in result.details.get("server", {}).items():
+            means = {name: (each["server_mean_s"], each["client_mean_s"]) for name, each in beside.items()}
+            told = [
+                f"{name.removesuffix('_s').upper()} {number_text(server_s * 1e3)} and {number_text(client_s * 1e3)} ms"
+                for name, (server_s, client_s) in means.items()
+                if server_s is not None and client_s is not None
+            ]
+            yield f"means of the server, and of its client: {name_of(result)} {arm}: {', '.join(told)}"
+
+
 def _watched(results: Sequence[BenchmarkResult]) -> Iterator[str]:
     """What the instrument cost, and what its control says of the machine."""
     watches = [result.provenance["stopwatch"] for result in results if result.runs and "stopwatch" in result.provenance]
@@ -206,7 +219,12 @@ def _watched(results: Sequence[BenchmarkResult]) -> Iterator[str]:
 
 def _provenance(results: Sequence[BenchmarkResult]) -> Iterator[str]:
     told = results[0].provenance
+    yield from _served(results)
     yield "value [95 % interval of the median run, from order statistics]; n counts observations; nothing was dropped"
+    if told.get("endpoint"):
+        yield f"model {told['model']} at {told['endpoint']['url']}; asked from: {told['cpu']}"
+        yield from _watched(results)
+        return
     yield f"model {told['model']} ({told['weights']}), {told['dtype']}, {told['attention']}"
     where = told["device_name"] or told["cpu"]
     load = f", load {told['load_average'][0]:.2f}" if told.get("load_average") else ""

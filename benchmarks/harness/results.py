@@ -94,8 +94,9 @@ class Measurement:
 class Flag:
     """Why a number is not to be trusted without a second look.
 
-    `kind` is one of out of memory, contaminated, one-time, leak, engine, warm-up, first, drift, step, outlier,
-    near-tie, resolution, ceiling, resumed, undefined; `arm` is "" where it concerns the whole case.
+    `kind` is one of out of memory, contaminated, one-time, leak, engine, client, server, short, bundled, endpoint,
+    warm-up, first, drift, step, outlier, near-tie, resolution, ceiling, resumed, undefined; `arm` is "" where it
+    concerns the whole case.
     """
 
     kind: str

@@ -40,9 +40,9 @@ class ElsewhereSubject:
 
     def describe(self) -> dict[str, Any]:
         """The subject's part of the provenance."""
-        unknown = dict.fromkeys(("dtype", "device", "device_name", "num_threads", "attention"))
+        unknown = dict.fromkeys(("weights", "device_name", "num_threads", "attention"))
         where = {"url": self.endpoint.base_url, "models": self._known, "notes": self.endpoint.notes}
-        return {"model": self.name, "weights": None, **unknown, "endpoint": where}
+        return {"model": self.name, "dtype": "unknown", "device": "elsewhere", **unknown, "endpoint": where}
 
     def notes(self) -> list[str]:
         return self.endpoint.notes
