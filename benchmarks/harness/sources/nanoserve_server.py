@@ -77,8 +77,9 @@ def start(arguments: list[str]) -> Child:
                 child.url, child.model = ready["url"], ready["model"]
                 return child
             time.sleep(_LOOK_S)
+        status = process.poll()
         child.close()
-        why = f"ended with status {process.returncode}" if process.returncode else f"said nothing for {_START_S:g} s"
+        why = f"said nothing for {_START_S:g} s" if status is None else f"ended with status {status}"
         raise SourceError(f"the server {why}: {(_read(said) + _read(complained))[-_TAIL:].strip()}")
 
 
