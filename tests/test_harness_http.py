@@ -15,7 +15,7 @@ from benchmarks.harness.clients import closed_loop
 from benchmarks.harness.clock import DeviceClock
 from benchmarks.harness.errors import InstrumentError, SourceError, UndeclaredMetricError, WrongOutputError
 from benchmarks.harness.kept import check_kept
-from benchmarks.harness.loop import Plan
+from benchmarks.harness.loop import Enough, Plan
 from benchmarks.harness.measure import Measure
 from benchmarks.harness.metrics import metric
 from benchmarks.harness.over_http import OverHttp, check_counts, disagreements, server_beside, slow_client
@@ -355,6 +355,29 @@ def test_a_measure_reports_these_numbers_and_no_others():
     told = {m.metric.name: m.samples for m in measure.measurements}
     assert told == {"ttft_s": (0.010,) * 3, "e2e_s": (0.060,) * 3}
     assert (measure.details["client"]["http"]["num_arrivals"], measure.flags) == (15, [])
+
+
+def test_a_sample_that_is_broken_off_is_told_by_nobody():
+    """The second arm's turn never comes in the third sample: what the first saw in it belongs to no window."""
+    arms, clock = {"one": {"via": "http"}, "two": {"via": "http"}}, ScriptedClock()
+    server = ScriptedServer(clock, [answer(10, 30, num_prompt=4)] * 6)
+    over = OverHttp(Nowhere(), lambda **_: HERE, clock, has_word=False, connect=lambda at, by: connect(by, server, at))
+    turns = []
+
+    @contextlib.contextmanager
+    def turn(arm, number):
+        turns.append(arm)
+        if len(turns) > 5:
+            raise Enough
+        with over.looked_at(arm, arms[arm], number):
+            yield
+
+    plan = Plan(name="t", quantities=("ttft_s",), arms=arms, num_samples=3)
+    measure = Measure(plan, over, clock, turn=turn, tell=over.tell)
+    with contextlib.closing(over):
+        measure.serve(closed_loop(1, 1, prompt_tokens=4, new_tokens=2))
+        measure.close()
+    assert [measure.details["client"][arm]["num_arrivals"] for arm in arms] == [4, 4]
 
 
 def test_an_early_end_is_told_where_it_cannot_be_prevented_and_an_error_where_it_can():

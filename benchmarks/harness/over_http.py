@@ -61,7 +61,7 @@ class OverHttp(Wrapped):
         self._before: Word | None = None
         self._words: dict[str, list[Word]] = defaultdict(list)
         self._logs: dict[str, list[ClientLog]] = defaultdict(list)
-        self._num_asked: dict[str, int] = defaultdict(int)
+        self._num_asked: dict[str, list[int]] = defaultdict(list)
 
     def stream(self, prompt_ids: Sequence[int], num_new_tokens: int, **arm: Any) -> Iterator[Emission]:
         """See `loop.Subject`."""
@@ -106,7 +106,7 @@ class OverHttp(Wrapped):
 
     def _end_look(self, arm: str, streams: HttpStreams) -> None:
         self._logs[arm].append(streams.log)
-        self._num_asked[arm] += streams.num_tokens_asked
+        self._num_asked[arm].append(streams.num_tokens_asked)
         if self._before is not None:
             after = self._word(streams, self._before["e2e_s"].num + streams.num_sent)
             self._words[arm].append(between(self._before, after or self._before))
@@ -127,14 +127,17 @@ class OverHttp(Wrapped):
         """
         flags, details = list[Flag](), dict[str, Any]()
         for arm, logs in self._logs.items():
-            runs = [run for window in samples.get(arm, ()) for run in window]
-            log = sum(logs, ClientLog())
+            windows = samples.get(arm, ())
+            num, runs = len(windows), [run for window in windows for run in window]
+            log = sum(logs[:num], ClientLog())  # a sample that was broken off has left more looks than windows
             flags += [Flag(kind="client", arm=arm, what=what) for what in slow_client(log, runs)]
-            flags += [Flag(kind="short", arm=arm, what=what) for what in short_answers(runs, self._num_asked[arm])]
+            flags += [
+                Flag(kind="short", arm=arm, what=what) for what in short_answers(runs, sum(self._num_asked[arm][:num]))
+            ]
             flags += [Flag(kind=BUNDLED, arm=arm, what=what) for what in bundles(runs)]
             details.setdefault("client", {})[arm] = _told_of(log)
             if self._words[arm]:
-                beside = server_beside(self._words[arm], runs)
+                beside = server_beside(self._words[arm][:num], runs)
                 check_counts(beside, arm)
                 details.setdefault("server", {})[arm] = beside
                 flags += [Flag(kind="server", arm=arm, what=what) for what in disagreements(beside)]
