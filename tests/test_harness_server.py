@@ -1,5 +1,6 @@
 """The server as a child: started once, said where it is, always ended; and its own numbers beside its client's."""
 
+import importlib.util
 import os
 import signal
 import subprocess
@@ -10,7 +11,7 @@ import pytest
 
 from benchmarks.harness.clients import closed_loop
 from benchmarks.harness.clock import DeviceClock
-from benchmarks.harness.errors import InstrumentError, SourceError
+from benchmarks.harness.errors import InstrumentError, MissingFeatureError, SourceError
 from benchmarks.harness.loop import Plan
 from benchmarks.harness.measure import Measure
 from benchmarks.harness.over_http import OverHttp
@@ -71,6 +72,13 @@ def test_the_command_has_the_options_of_the_engine_and_the_very_package(tmp_path
         *("--device", "cpu", "--kv-memory", "1GiB"),
     ]
     assert f"sys.path.insert(0, {str(tmp_path)!r})" in told[3]
+
+
+def test_a_commit_without_a_server_is_a_missing_feature_and_no_failure(monkeypatch):
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
+    with pytest.raises(MissingFeatureError, match="no server") as raised:
+        NanoserveServers("tiny", {}).endpoint(cache="paged")
+    assert raised.value.probe == "import nanoserve.server"
 
 
 def test_a_child_ends_with_whoever_started_it(tmp_path):
