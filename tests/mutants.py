@@ -501,7 +501,7 @@ def _():
 
 @mutant("a token arrives when the client has time for it", seen_by="http")
 def _():
-    streams.Arrivals.seen_ns = lambda self, response: self.clock.now_ns()
+    streams.Arrivals.seen_ns = lambda self, number: self.clock.now_ns()
 
 
 @mutant("the next of a closed loop is due when the last was", seen_by="http")

@@ -278,6 +278,15 @@ def test_connections_are_used_again(there):
     assert there.num_connections == num_before + 1
 
 
+def test_clients_that_wait_for_their_answers_keep_their_connections(there):
+    there.cuts, streams = [0], real(there)
+    num_before = there.num_connections
+    asks = [ask(str(place), after=str(place - 2) if place > 1 else None) for place in range(8)]
+    measure_window(streams.serve, asks, DeviceClock())
+    streams.close()
+    assert there.num_connections == num_before + 2
+
+
 def test_a_stream_that_nobody_wants_any_more_is_hung_up(there):
     streams = real(there)
     steps = streams.serve(Inbox([Ask("a", 0.0, (1,), 3)]))

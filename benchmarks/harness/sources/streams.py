@@ -106,11 +106,9 @@ class Arrivals(selectors.DefaultSelector):
         self._note_absence()
         self._back_ns, self._is_watching = None, False
 
-    def seen_ns(self, response: "httpx2.Response") -> int:
-        """When what was read last of a response was there; now, where it came from no socket of ours."""
-        stream: Any = response.extensions.get("network_stream")
-        socket = stream.get_extra_info("socket") if stream else None
-        return self._seen_ns.get(socket.fileno() if socket else -1) or self.clock.now_ns()
+    def seen_ns(self, number: int | None) -> int:
+        """When what was read last of a socket was there; now, where it is none of ours."""
+        return self._seen_ns.get(-1 if number is None else number) or self.clock.now_ns()
 
 
 class ClockedLoop(asyncio.SelectorEventLoop):
@@ -252,8 +250,9 @@ class HttpStreams:
         body, how = self._endpoint.body(answer.ask), {"trace": note}
         async with self._client.stream("POST", "completions", json=body, extensions=how) as response:
             await _check_head(response)
+            number = _socket_number(response)
             async for chunk in response.aiter_raw():
-                self._read(answer, chunk, self._arrivals.seen_ns(response))
+                self._read(answer, chunk, self._arrivals.seen_ns(number))
         if not answer.reader.is_done:
             answer.reader.cut_off()
 
@@ -281,6 +280,12 @@ class HttpStreams:
 
     def _tell(self, ask: Ask, emission: Emission, at_ns: int) -> None:
         self._told.append((ask.request_id, dataclasses.replace(emission, at_ns=at_ns)))
+
+
+def _socket_number(response: "httpx2.Response") -> int | None:
+    stream: Any = response.extensions.get("network_stream")
+    socket = stream.get_extra_info("socket") if stream else None
+    return None if socket is None else int(socket.fileno())
 
 
 async def _check_head(response: "httpx2.Response") -> None:
