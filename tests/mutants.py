@@ -41,7 +41,7 @@ from benchmarks.harness.github import client, comments, issues
 from benchmarks.harness.gpu import choice, memory, nvidia, steadiness
 from benchmarks.harness.nightly import closing, merging, missed
 from benchmarks.harness.peers import columns, rounds, summary, table
-from benchmarks.harness.sources import server_word, streams
+from benchmarks.harness.sources import client_loop, server_word
 from benchmarks.harness.timing import Stamp
 
 
@@ -501,7 +501,7 @@ def _():
 
 @mutant("a token arrives when the client has time for it", seen_by="http")
 def _():
-    streams.Arrivals.seen_ns = lambda self, number: self.clock.now_ns()
+    client_loop.Arrivals.seen_ns = lambda self, number: self.clock.now_ns()
 
 
 @mutant("the next of a closed loop is due when the last was", seen_by="http")
@@ -524,4 +524,4 @@ def _():
 
 @mutant("a client that does not listen is no bottleneck", seen_by="http")
 def _():
-    streams.ClientLog.away_share = property(lambda self: 0.0)
+    client_loop.ClientLog.away_share = property(lambda self: 0.0)

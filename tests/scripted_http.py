@@ -6,8 +6,9 @@ import json
 
 import httpx2
 
+from benchmarks.harness.sources.client_loop import Arrivals
 from benchmarks.harness.sources.endpoint import Endpoint
-from benchmarks.harness.sources.streams import Arrivals, HttpStreams
+from benchmarks.harness.sources.streams import HttpStreams
 
 MS = 1_000_000
 START = 54_321 * MS

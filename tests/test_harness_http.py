@@ -21,10 +21,11 @@ from benchmarks.harness.metrics import metric
 from benchmarks.harness.over_http import OverHttp, check_counts, disagreements, server_beside, slow_client
 from benchmarks.harness.results import Flag, summarise_windows
 from benchmarks.harness.serving import Ask, Inbox, measure_window
+from benchmarks.harness.sources.client_loop import Arrivals, ClientLog
 from benchmarks.harness.sources.elsewhere import ElsewhereSubject
 from benchmarks.harness.sources.endpoint import Endpoint, agreed
 from benchmarks.harness.sources.server_word import Total, between, read_word
-from benchmarks.harness.sources.streams import Arrivals, ClientLog, HttpStreams
+from benchmarks.harness.sources.streams import HttpStreams
 from benchmarks.harness.timing import Stamp
 from benchmarks.harness.traffic import Limits
 

@@ -190,7 +190,8 @@ INSTRUMENT = {
     "harness.stepwise": "harness.loop harness.serving harness.timing harness.wrapped",
     "harness.over_http": (
         "harness.errors harness.kept harness.loop harness.proof harness.results harness.serving "
-        "harness.sources.endpoint harness.sources.server_word harness.sources.streams harness.timing harness.wrapped"
+        "harness.sources.client_loop harness.sources.endpoint harness.sources.server_word "
+        "harness.sources.streams harness.timing harness.wrapped"
     ),
     "harness.opening": "harness.loop harness.over_http harness.watch harness.workload",
     "harness.wrapped": "harness.loop harness.proof",
@@ -207,9 +208,10 @@ INSTRUMENT = {
     "harness.sources.answer": "harness.errors harness.sources.sse harness.timing",
     "harness.sources.openai": "harness.errors harness.sources.answer harness.timing",
     "harness.sources.endpoint": "harness.errors harness.serving harness.sources.answer",
+    "harness.sources.client_loop": "harness.timing",
     "harness.sources.streams": (
-        "harness.errors harness.serving harness.sources.answer harness.sources.endpoint harness.sources.openai "
-        "harness.timing | httpx2"
+        "harness.errors harness.serving harness.sources.answer harness.sources.client_loop harness.sources.endpoint "
+        "harness.sources.openai harness.timing | httpx2"
     ),
     "harness.sources.elsewhere": (
         "harness.errors harness.proof harness.serving harness.sources.endpoint harness.timing | httpx2"

@@ -15,9 +15,10 @@ from benchmarks.harness.loop import Subject, Window
 from benchmarks.harness.proof import Reuse
 from benchmarks.harness.results import Flag
 from benchmarks.harness.serving import Ask, Told, runs_by_itself
+from benchmarks.harness.sources.client_loop import Arrivals, ClientLog
 from benchmarks.harness.sources.endpoint import Endpoint
 from benchmarks.harness.sources.server_word import HISTOGRAMS, Total, Word, between, look
-from benchmarks.harness.sources.streams import Arrivals, ClientLog, HttpStreams
+from benchmarks.harness.sources.streams import HttpStreams
 from benchmarks.harness.timing import NS_PER_S, Clock, Emission, RunTiming
 from benchmarks.harness.wrapped import Wrapped
 

@@ -10,7 +10,6 @@ reads are counted, and so is the time in which nobody asked the kernel (`ClientL
 
 import asyncio
 import dataclasses
-import selectors
 from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
@@ -18,118 +17,26 @@ from typing import TYPE_CHECKING, Any
 from benchmarks.harness.errors import SourceError
 from benchmarks.harness.serving import Ask, Inbox, Told
 from benchmarks.harness.sources.answer import AnswerReader, quote
+from benchmarks.harness.sources.client_loop import Arrivals, ClientLog, ClockedLoop
 from benchmarks.harness.sources.endpoint import Endpoint
 from benchmarks.harness.sources.openai import HEADERS
-from benchmarks.harness.timing import NS_PER_S, Clock, Emission
+from benchmarks.harness.timing import NS_PER_S, Emission
 
 if TYPE_CHECKING:
     import httpx2
 
 _LONGEST_WAIT_S = 0.05
-_DRAIN_S = 0.5
-
-
-@dataclasses.dataclass(slots=True)
-class ClientLog:
-    """What this process saw of itself in one window.
-
-    `away_ns`: of the time in which answers were open (`watched_ns`) that in which it did not ask the kernel what had
-    arrived. `num_together`: of all `num_arrivals` those that were found at once with one of the same answer before.
-    """
-
-    watched_ns: int = 0
-    away_ns: int = 0
-    longest_away_ns: int = 0
-    num_arrivals: int = 0
-    num_together: int = 0
-
-    def __add__(self, other: "ClientLog") -> "ClientLog":
-        return ClientLog(
-            watched_ns=self.watched_ns + other.watched_ns,
-            away_ns=self.away_ns + other.away_ns,
-            longest_away_ns=max(self.longest_away_ns, other.longest_away_ns),
-            num_arrivals=self.num_arrivals + other.num_arrivals,
-            num_together=self.num_together + other.num_together,
-        )
-
-    @property
-    def away_share(self) -> float:
-        return self.away_ns / self.watched_ns if self.watched_ns else 0.0
-
-    @property
-    def together_share(self) -> float:
-        return self.num_together / self.num_arrivals if self.num_arrivals else 0.0
-
-
-class Arrivals(selectors.DefaultSelector):
-    """Asks the kernel what has arrived, remembers when it said so, and for how long nobody asked."""
-
-    def __init__(self, clock: Clock) -> None:
-        super().__init__()
-        self.clock, self.log = clock, ClientLog()
-        self._seen_ns: dict[int, int] = {}
-        self._back_ns: int | None = None
-        self._is_watching = False
-
-    def select(self, timeout: float | None = None) -> Any:
-        """As any selector."""
-        asked_ns = self._note_absence()
-        ready = self.wait(timeout)
-        now_ns = self.clock.now_ns()
-        if self._is_watching:
-            self.log.watched_ns += now_ns - asked_ns
-            self._back_ns = now_ns
-        for key, _ in ready:
-            self._seen_ns[key.fd] = now_ns
-        return ready
-
-    def wait(self, timeout: float | None) -> Any:
-        """What the kernel says within so many seconds."""
-        return super().select(timeout)
-
-    def _note_absence(self) -> int:
-        """What passed since the kernel answered last, if somebody is waited for; the time now."""
-        now_ns = self.clock.now_ns()
-        if self._back_ns is not None:
-            away_ns = now_ns - self._back_ns
-            self.log.watched_ns += away_ns
-            self.log.away_ns += away_ns
-            self.log.longest_away_ns = max(self.log.longest_away_ns, away_ns)
-        return now_ns
-
-    def begin(self) -> None:
-        """Somebody is waited for from now on; what passed before the kernel is asked was no absence."""
-        self._back_ns, self._is_watching = None, True
-
-    def end(self) -> None:
-        """Nobody is waited for any more."""
-        self._note_absence()
-        self._back_ns, self._is_watching = None, False
-
-    def seen_ns(self, number: int | None) -> int:
-        """When what was read last of a socket was there; now, where it is none of ours."""
-        return self._seen_ns.get(-1 if number is None else number) or self.clock.now_ns()
-
-
-class ClockedLoop(asyncio.SelectorEventLoop):
-    """An event loop that goes by the session's own clock."""
-
-    def __init__(self, arrivals: Arrivals) -> None:
-        self._clock = arrivals.clock  # before the loop looks at the time
-        super().__init__(arrivals)
-
-    def time(self) -> float:
-        """As any loop."""
-        return self._clock.now_ns() / NS_PER_S
+_DRAIN_S, _MESSAGE_END_S = 0.5, 0.005
 
 
 @dataclasses.dataclass(slots=True)
 class _Answer:
-    """One request on its way, and when its last token came."""
+    """One request on its way: when something of it came last, and its end, as long as nobody has been told."""
 
     ask: Ask
     reader: AnswerReader
     last_ns: int | None = None
+    end: Emission | None = None
 
 
 class HttpStreams:
@@ -226,6 +133,7 @@ class HttpStreams:
             self._loop.run_until_complete(asyncio.wait(ended, timeout=_DRAIN_S))
         left = list(self._answers)
         for task in left:
+            self._answers[task].end = None
             task.cancel()
         if left:
             self._loop.run_until_complete(asyncio.wait(left))
@@ -234,6 +142,7 @@ class HttpStreams:
     async def _follow(self, answer: _Answer) -> None:
         try:
             await self._exchange(answer)
+            self._tell_end(answer)
         except Exception as error:
             said = str(error) if isinstance(error, SourceError) else f"{type(error).__name__}: {error}"
             num = answer.reader.num_tokens
@@ -257,7 +166,7 @@ class HttpStreams:
             answer.reader.cut_off()
 
     def _read(self, answer: _Answer, chunk: bytes, at_ns: int) -> None:
-        """Tell what a read brought. The end is told once all of the answer is known, with its last word."""
+        """Tell what a read brought."""
         ask, reader = answer.ask, answer.reader
         if reader.is_done:
             return
@@ -267,10 +176,19 @@ class HttpStreams:
             self.log.num_arrivals += 1
             self.log.num_together += answer.last_ns == at_ns
             answer.last_ns = at_ns
+        if arrived:
+            self._wake()
         if reader.is_done:
             last = reader.close() if self._endpoint.takes_ids else Emission()  # of words nobody knows the tokens
-            self._tell(ask, dataclasses.replace(last, finish_reason=reader.finish_reason), at_ns)
-        if arrived or reader.is_done:
+            answer.end = dataclasses.replace(last, finish_reason=reader.finish_reason)
+            answer.last_ns = at_ns
+            self._loop.call_later(_MESSAGE_END_S, self._tell_end, answer)
+
+    def _tell_end(self, answer: _Answer) -> None:
+        """Once: when the message has ended, or soon. Who sends again then finds this connection free."""
+        if answer.end is not None:
+            self._tell(answer.ask, answer.end, answer.last_ns or 0)
+            answer.end = None
             self._wake()
 
     def _wake(self) -> None:
