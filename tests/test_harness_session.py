@@ -18,10 +18,11 @@ from child_process import inherited
 
 import nanoserve
 from benchmarks.bench_kv_cache import LATENCIES, TOTALS
-from benchmarks.harness import INSTRUMENT_VERSION, fixtures
+from benchmarks.harness import INSTRUMENT_VERSION
 from benchmarks.harness.archive import read_archives, read_results
 from benchmarks.harness.loop import Plan
 from benchmarks.harness.metrics import METRICS
+from benchmarks.harness.opening import opened
 
 ROOT = Path(__file__).parents[1]
 USAGE_ERROR = pytest.ExitCode.USAGE_ERROR
@@ -355,7 +356,7 @@ def test_before_each_run_the_control_runs_and_a_short_request_wakes_what_it_left
         return iter(())
 
     plan = Plan(name="growth", quantities=("ttft_s",), arms={"a": {"cache": "none"}, "b": {}})
-    turns = fixtures._turns(SimpleNamespace(stash={}), watch, plan, SimpleNamespace(stream=stream, vocab_size=100))
+    turns = opened(watch, plan, SimpleNamespace(stream=stream, vocab_size=100), take=None, over=None)
     with turns("a", 0):
         log.append("run")
     with turns("b", None):

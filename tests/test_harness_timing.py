@@ -145,7 +145,7 @@ def test_invariants_of_any_run(sent_us, events):
 def test_a_run_without_tokens_is_no_sample():
     empty, _ = play(0, [])
     stamps = (Stamp(10_000_000, 1), Stamp(20_000_000, 1), Stamp(31_000_000, 1))
-    whole = RunTiming(sent_ns=0, admitted_ns=0, stamps=stamps, num_prompt_tokens=4, num_prefilled=4)
+    whole = RunTiming(scheduled_ns=0, sent_ns=0, admitted_ns=0, stamps=stamps, num_prompt_tokens=4, num_prefilled=4)
     for name in STREAM_METRICS:
         assert summarise_runs(METRICS[name], "arm", [empty]).value is None
         assert len(summarise_runs(METRICS[name], "arm", [empty, whole]).samples) == 1
