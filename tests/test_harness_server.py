@@ -139,16 +139,16 @@ def served(tiny):
 
 
 @pytest.mark.slow
+@pytest.mark.alone
 def test_the_server_and_its_client_agree(served):
     """As many of everything; the client later than the server, but not by much more than HTTP costs."""
     model, servers = served
     clock = DeviceClock()
     over = OverHttp(model, servers.endpoint, clock)
     arms = {"http": HTTP, "engine": {name: value for name, value in HTTP.items() if name != "via"}}
-    plan = Plan(name="agree", quantities=("ttft_s", "tpot_s", "e2e_s", "tpot_price"), arms=arms, num_samples=4)
+    plan = Plan(name="agree", quantities=("ttft_s", "tpot_s", "e2e_s"), arms=arms, num_samples=4)
     measure = Measure(plan, over, clock, turn=lambda arm, n: over.looked_at(arm, arms[arm], n), tell=over.tell)
     measure.serve(closed_loop(4, 3, prompt_tokens=20, new_tokens=20))
-    measure.price(of="http", against="engine")
     measure.close()
     over.close()
     told = measure.details["server"]["http"]
@@ -157,8 +157,6 @@ def test_the_server_and_its_client_agree(served):
         assert 1 <= told[name]["client_mean_s"] / told[name]["server_mean_s"] < 20
     assert 1 / 20 < told["itl_s"]["client_mean_s"] / told["itl_s"]["server_mean_s"] < 20
     assert not [flag for flag in measure.flags if flag.kind in ("server", "short")]
-    (price,) = [each.value for each in measure.measurements if each.metric.name == "tpot_price"]
-    assert price > 1
 
 
 @pytest.mark.slow
