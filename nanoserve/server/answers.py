@@ -69,15 +69,9 @@ class Answers:
         self._head = {"id": call.name, "object": kind, "created": call.created_s, "model": call.model}
         self._chunk_head = {**self._head, "object": f"{kind}.chunk"} if call.is_chat else self._head
 
-    def take(self, pieces: Iterable[tuple[int, TokenEvent]]) -> dict[int, Part]:
-        """What is new of each answer that there is news of."""
-        parts: dict[int, Part] = {}
-        for place, event in pieces:
-            self.usage.note(place, event)
-            parts.setdefault(place, Part()).add(self._part(place, event))
-        return parts
-
-    def _part(self, place: int, event: TokenEvent) -> Part:
+    def part(self, place: int, event: TokenEvent) -> Part:
+        """What a token adds to the answer at a place."""
+        self.usage.note(place, event)
         call, reason = self._call, None if event.finish_reason is None else str(event.finish_reason)
         part = Part(is_first=event.index == 0, finish_reason=reason)
         if part.is_first and call.echo:
@@ -91,9 +85,10 @@ class Answers:
             part.entries += [] if event.logprobs is None else [_entry(event.logprobs)]
         return part
 
-    def chunks(self, parts: Mapping[int, Part]) -> list[dict[str, Any]]:
-        """One for each part that says anything."""
-        return [self._chunk(place, part) for place, part in parts.items() if self._is_told(part)]
+    def chunks(self, pieces: Iterable[tuple[int, TokenEvent]]) -> list[dict[str, Any]]:
+        """One for each token that says anything: whoever counts or times tokens sees each of them."""
+        parts = ((place, self.part(place, event)) for place, event in pieces)
+        return [self._chunk(place, part) for place, part in parts if self._is_told(part)]
 
     def _is_told(self, part: Part) -> bool:
         """A token may bring no text yet. It is told where tokens are counted."""

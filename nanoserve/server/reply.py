@@ -74,8 +74,8 @@ class Reply(Response):
         whole: dict[int, Part] = {}
         try:
             while pieces := await told.take():
-                for place, part in self._answers.take(pieces).items():
-                    whole.setdefault(place, Part()).add(part)
+                for place, event in pieces:
+                    whole.setdefault(place, Part()).add(self._answers.part(place, event))
         except (_Gone, ApiError):
             raise
         except Exception as error:
@@ -90,7 +90,7 @@ class Reply(Response):
         await _send(send, b"")  # the head goes out now, not with the first token
         try:
             while pieces := await told.take():
-                await _send(send, _events(self._answers.chunks(self._answers.take(pieces))))
+                await _send(send, _events(self._answers.chunks(pieces)))
             last = self._answers.last_chunk()
             await _send(send, _events([last] if last else []) + b"data: [DONE]\n\n", is_last=True)
         except _Gone:
