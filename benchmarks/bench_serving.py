@@ -37,7 +37,7 @@ def full(*values):
 
 
 @pytest.mark.arms(http=HTTP, engine=ENGINE)
-@pytest.mark.quantities("ttft_s", "tpot_s", "ttft_price", "tpot_price")
+@pytest.mark.quantities("ttft_s", "itl_p50_s", "tpot_s", "ttft_price", "itl_price", "tpot_price")
 @pytest.mark.parametrize("num_clients", [8, *full(1)])
 def test_price_of_http(measure, num_clients):
     """HTTP, event streams and another process, over the engine at hand; small enough to be followed over commits."""
