@@ -4,6 +4,7 @@ import contextlib
 import json
 import socket
 import threading
+import time
 
 import httpx2
 import torch
@@ -44,6 +45,30 @@ def scripted_engine(said="Ho! 🌍 é\n", num_prompt_tokens=5, tokenizer=ChattyT
     model = SureModel(list(said.encode()), num_prompt_tokens)
     loaded = LoadedModel(model, tokenizer(300), config, "scripted", torch.device("cpu"), torch.float32)
     return Engine(loaded, **{"num_blocks": 64, "block_size": 8} | options)
+
+
+def held_engine(**options):
+    """An engine whose forwards wait for a test: `gate` lets them through, one for each release."""
+    engine = scripted_engine(**options)
+    gate = threading.Semaphore(0)
+    engine._model.before = gate.acquire
+    return engine, gate
+
+
+def wait_until(holds, at_most_s=20):
+    """For what another thread does; a test that waits in vain says what it waited for."""
+    end = time.monotonic() + at_most_s
+    while not holds():
+        assert time.monotonic() < end, "it never came"
+        time.sleep(0.005)
+
+
+def in_background(call, **body):
+    """Its answer, in a list, once there is one."""
+    answers = []
+    thread = threading.Thread(target=lambda: answers.append(call(**body)), daemon=True)
+    thread.start()
+    return thread, answers
 
 
 class Running:

@@ -98,9 +98,12 @@ def server_process(folder, *options, port=0) -> Iterator[ServerProcess]:
     command = [sys.executable, "-c", "from nanoserve.cli import main; main()", "serve", "--model", "tiny"]
     command += ["--device", "cpu", "--dtype", "float32", "--port", str(port), *map(str, options)]
     log = folder / "server.log"
-    with log.open("w") as err, subprocess.Popen(
-        command, stdout=subprocess.PIPE, stderr=err, text=True, env={**os.environ, "OMP_NUM_THREADS": "1"}
-    ) as popen:
+    with (
+        log.open("w") as err,
+        subprocess.Popen(
+            command, stdout=subprocess.PIPE, stderr=err, text=True, env={**os.environ, "OMP_NUM_THREADS": "1"}
+        ) as popen,
+    ):
         try:
             line = next((line for line in popen.stdout if line.startswith(SERVING)), None)
             assert line is not None, log.read_text()
@@ -152,6 +155,17 @@ class Call:
         self.writer.transport.abort()
 
 
+async def until_cut(chunks):
+    """All chunks of a stream that does not end as it should."""
+    told = []
+    try:
+        async for chunk in chunks:
+            told.append(chunk)
+    except Cut:
+        return told
+    raise AssertionError("it came to its [DONE]")
+
+
 async def within(awaited):
     """Its result; TimeoutError where it hangs."""
     return await asyncio.wait_for(awaited, _LONGEST_WAIT_S)
@@ -160,7 +174,9 @@ async def within(awaited):
 def request_bytes(path="/v1/completions", **body):
     """A whole HTTP request."""
     data = json.dumps(body).encode()
-    head = f"POST {path} HTTP/1.1\r\nhost: here\r\ncontent-type: application/json\r\ncontent-length: {len(data)}\r\n\r\n"
+    head = (
+        f"POST {path} HTTP/1.1\r\nhost: here\r\ncontent-type: application/json\r\ncontent-length: {len(data)}\r\n\r\n"
+    )
     return head.encode() + data
 
 

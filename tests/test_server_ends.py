@@ -4,7 +4,7 @@ import asyncio
 import signal
 
 import pytest
-from server_process import Call, Cut, Told, server_process, stream, wait_until, within
+from server_process import Call, Cut, Told, server_process, stream, within
 
 pytestmark = pytest.mark.slow
 
@@ -23,7 +23,7 @@ async def _begun(server, **body):
 
 
 def test_killed_in_the_middle_it_starts_again_at_the_same_port(tmp_path):
-    prompts = [f"Hello {number}" for number in range(8)]
+    prompts = [f"Hello {number}" for number in range(3)]
 
     async def kill():
         streams = [await _begun(server, prompt=prompt) for prompt in prompts]
@@ -109,6 +109,8 @@ def test_told_to_end_twice_it_waits_for_nobody(tmp_path):
     told = []
     with server_process(tmp_path, "--max-running", 1, "--drain-timeout-s", 3600) as server:
         asyncio.run(end())
-        wait_until(lambda: server.popen.poll() is not None, "it has not ended")
         assert server.wait() == 0
-    assert "error" not in told[-1] or told[-1]["error"]["code"] == "shutting_down"
+    assert (
+        sum(len(choice["token_ids"]) for chunk in told for choice in chunk.get("choices", ()))
+        < LONG["max_tokens"] * 100
+    )
