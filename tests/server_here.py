@@ -13,6 +13,7 @@ import uvicorn
 from conftest import ScriptedModel, config_like_tiny
 from nanoserve import Engine
 from nanoserve.server.app import Server
+from nanoserve.server.connection import Connection
 from nanoserve.server.settings import ServerConfig
 from nanoserve.tokenizer import ByteTokenizer
 from nanoserve.weights import LoadedModel
@@ -104,7 +105,9 @@ class Running:
 def serving(engine, **settings):
     """A Running; the server has ended when this ends."""
     server = Server(engine, ServerConfig(**{"model_name": "tiny"} | settings))
-    config = uvicorn.Config(server.app, log_level="warning", access_log=False, timeout_graceful_shutdown=5)
+    config = uvicorn.Config(
+        server.app, http=Connection, log_level="warning", access_log=False, timeout_graceful_shutdown=5
+    )
     runner = uvicorn.Server(config)
     with socket.create_server(("127.0.0.1", 0)) as listener:
         thread = threading.Thread(target=runner.run, kwargs={"sockets": [listener]})
