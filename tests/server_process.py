@@ -174,10 +174,12 @@ async def within(awaited):
 def request_bytes(path="/v1/completions", **body):
     """A whole HTTP request."""
     data = json.dumps(body).encode()
-    head = (
-        f"POST {path} HTTP/1.1\r\nhost: here\r\ncontent-type: application/json\r\ncontent-length: {len(data)}\r\n\r\n"
-    )
-    return head.encode() + data
+    return head_bytes(f"content-length: {len(data)}", path) + data
+
+
+def head_bytes(header, path="/v1/completions"):
+    """The head of one, with one header that says how long the body is."""
+    return f"POST {path} HTTP/1.1\r\nhost: here\r\ncontent-type: application/json\r\n{header}\r\n\r\n".encode()
 
 
 @dataclasses.dataclass

@@ -66,7 +66,7 @@ def test_who_finds_no_place_is_told_when_to_come_back(tmp_path):
         assert server.post(**ASKED).status_code == 200
 
 
-def test_two_thousand_that_wait_cost_little_and_leave_nothing(tmp_path, record_property):
+def test_two_thousand_that_wait_cost_little_and_leave_nothing(tmp_path, record_testsuite_property):
     async def all_of_them():
         holder = await Call.open(server.url, n=128, **LONG)
         assert await holder.status() == 200
@@ -84,7 +84,7 @@ def test_two_thousand_that_wait_cost_little_and_leave_nothing(tmp_path, record_p
         server.complete(**ASKED)
         before = server.num_bytes
         grown = asyncio.run(all_of_them()) - before
-        record_property("MB", grown / 1e6)
+        record_testsuite_property("2000 connections that wait, MB", grown / 1e6)
         assert grown < MOST_GROWN_BYTES
         server.wait_until_empty()
         assert server.number('requests_total{outcome="abort"}') > 2000
