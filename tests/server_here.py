@@ -4,6 +4,7 @@ import contextlib
 import json
 import socket
 import threading
+import time
 
 import httpx2
 import torch
@@ -12,6 +13,7 @@ import uvicorn
 from conftest import ScriptedModel, config_like_tiny
 from nanoserve import Engine
 from nanoserve.server.app import Server
+from nanoserve.server.connection import Connection
 from nanoserve.server.settings import ServerConfig
 from nanoserve.tokenizer import ByteTokenizer
 from nanoserve.weights import LoadedModel
@@ -44,6 +46,30 @@ def scripted_engine(said="Ho! 🌍 é\n", num_prompt_tokens=5, tokenizer=ChattyT
     model = SureModel(list(said.encode()), num_prompt_tokens)
     loaded = LoadedModel(model, tokenizer(300), config, "scripted", torch.device("cpu"), torch.float32)
     return Engine(loaded, **{"num_blocks": 64, "block_size": 8} | options)
+
+
+def held_engine(**options):
+    """An engine whose forwards wait for a test: `gate` lets them through, one for each release."""
+    engine = scripted_engine(**options)
+    gate = threading.Semaphore(0)
+    engine._model.before = gate.acquire
+    return engine, gate
+
+
+def wait_until(holds, at_most_s=20):
+    """For what another thread does; a test that waits in vain says what it waited for."""
+    end = time.monotonic() + at_most_s
+    while not holds():
+        assert time.monotonic() < end, "it never came"
+        time.sleep(0.005)
+
+
+def in_background(call, **body):
+    """Its answer, in a list, once there is one."""
+    answers = []
+    thread = threading.Thread(target=lambda: answers.append(call(**body)), daemon=True)
+    thread.start()
+    return thread, answers
 
 
 class Running:
@@ -79,7 +105,9 @@ class Running:
 def serving(engine, **settings):
     """A Running; the server has ended when this ends."""
     server = Server(engine, ServerConfig(**{"model_name": "tiny"} | settings))
-    config = uvicorn.Config(server.app, log_level="warning", access_log=False, timeout_graceful_shutdown=5)
+    config = uvicorn.Config(
+        server.app, http=Connection, log_level="warning", access_log=False, timeout_graceful_shutdown=5
+    )
     runner = uvicorn.Server(config)
     with socket.create_server(("127.0.0.1", 0)) as listener:
         thread = threading.Thread(target=runner.run, kwargs={"sockets": [listener]})

@@ -87,10 +87,13 @@ ENGINE = {
     "server.calls": "config engine errors server.bodies server.settings time",
     "server.answers": "request server.calls tokenizer",
     "server.desk": "config errors request server.metrics server.thread",
-    "server.reply": "errors tokenizer server.answers server.calls server.desk server.refusals starlette",
+    "server.connection": "starlette uvicorn",
+    "server.reply": (
+        "errors tokenizer server.answers server.calls server.connection server.desk server.refusals starlette"
+    ),
     "server.gate": "errors server.refusals server.settings starlette",
     "server.app": "errors engine server.* fastapi starlette time",
-    "server.serve": "errors server.app server.settings uvicorn",
+    "server.serve": "errors server.app server.connection server.settings uvicorn",
     "server.command": "config options server.settings typer | engine server.app server.serve",
     "cli": (
         "errors config options server.command typer | cache.sizing catalog engine memory request weights time datetime"

@@ -1,37 +1,11 @@
 """What the server refuses, gives up, and gives back: keys, sizes, places, time, hang-ups, its end."""
 
 import json
-import threading
-import time
 
 import pytest
-from server_here import scripted_engine, serving
+from server_here import held_engine, in_background, scripted_engine, serving, wait_until
 
 KEY = {"authorization": "Bearer secret"}
-
-
-def held_engine(**options):
-    """An engine whose forwards wait for a test: `gate` lets them through, one for each release."""
-    engine = scripted_engine(**options)
-    gate = threading.Semaphore(0)
-    engine._model.before = gate.acquire
-    return engine, gate
-
-
-def wait_until(holds, at_most_s=20):
-    """For what another thread does; a test that waits in vain says what it waited for."""
-    end = time.monotonic() + at_most_s
-    while not holds():
-        assert time.monotonic() < end, "it never came"
-        time.sleep(0.005)
-
-
-def in_background(call, **body):
-    """Its answer, in a list, once there is one."""
-    answers = []
-    thread = threading.Thread(target=lambda: answers.append(call(**body)), daemon=True)
-    thread.start()
-    return thread, answers
 
 
 def test_a_key_is_wanted_where_there_is_one():

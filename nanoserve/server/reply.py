@@ -16,6 +16,7 @@ from starlette.types import Receive, Scope, Send
 from nanoserve.errors import ApiError
 from nanoserve.server.answers import Answers, Part
 from nanoserve.server.calls import Call
+from nanoserve.server.connection import connection_of
 from nanoserve.server.desk import Desk, Exchange
 from nanoserve.server.refusals import as_api_error, body_of
 from nanoserve.tokenizer import Tokenizer
@@ -48,9 +49,10 @@ class Reply(Response):
             with self._desk.call(self._call.name, self._call.requests, self._arrived_s) as told:
                 await self._run(told, scope, receive, send)
         except _Gone:
-            pass
+            return
         except TimeoutError:
             await self._tell_timeout(send)
+        await self._wait_for_reader(scope)
 
     async def _run(self, told: Exchange, scope: Scope, receive: Receive, send: Send) -> None:
         watcher = asyncio.create_task(_watch(receive, told))
@@ -69,6 +71,16 @@ class Reply(Response):
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(_LAST_WORDS_S):
                     await _send(send, _error_event(error), is_last=True)
+
+    async def _wait_for_reader(self, scope: Scope) -> None:
+        """All has been said, but not read; whoever does not read in time has a connection no longer."""
+        if (connection := connection_of(scope)) is None:
+            return
+        try:
+            async with asyncio.timeout_at(self._ends_at_s):
+                await connection.flushed()
+        except TimeoutError:
+            await connection.drop()
 
     async def _whole(self, told: Exchange, scope: Scope, receive: Receive, send: Send) -> None:
         whole: dict[int, Part] = {}

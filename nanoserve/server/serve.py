@@ -15,6 +15,7 @@ import uvicorn
 
 from nanoserve.errors import ConfigError
 from nanoserve.server.app import Server
+from nanoserve.server.connection import Connection
 from nanoserve.server.settings import ServerConfig
 
 _BACKLOG = 4096
@@ -57,6 +58,7 @@ def run(server: Server, listener: socket.socket, ready: Callable[[], None]) -> N
     patience_s = server.settings.drain_timeout_s
     config = uvicorn.Config(
         server.app,
+        http=Connection,
         access_log=False,
         log_level="warning",
         timeout_graceful_shutdown=int(patience_s + _GRACE_S) + 1,
@@ -92,4 +94,13 @@ class _Uvicorn(uvicorn.Server):
             return
         self.should_exit = True
         self._server.drain()
-        asyncio.get_running_loop().call_later(self._server.settings.drain_timeout_s, self._server.break_off)
+        asyncio.get_running_loop().call_later(self._server.settings.drain_timeout_s, self._break_off)
+
+    def _break_off(self) -> None:
+        self._server.break_off()
+        asyncio.get_running_loop().call_later(_GRACE_S, self._drop_all)
+
+    def _drop_all(self) -> None:
+        """Whoever has not read its last words by now is not going to."""
+        for connection in list(self.server_state.connections):
+            connection.transport.abort()
