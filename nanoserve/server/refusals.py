@@ -19,10 +19,11 @@ def body_of(error: ApiError) -> bytes:
 
 
 def headers_of(error: ApiError) -> Mapping[str, str]:
-    """What goes along: when to come back, or how to say who one is."""
-    if error.status == 401:
-        return {"www-authenticate": "Bearer"}
-    return {"retry-after": str(error.retry_after_s)} if error.retry_after_s else {}
+    """What goes along: when to come back, how to say who one is, and that a body which was not read never will be."""
+    unread = {"connection": "close"} if error.status in (401, 413) else {}
+    key = {"www-authenticate": "Bearer"} if error.status == 401 else {}
+    later = {"retry-after": str(error.retry_after_s)} if error.retry_after_s else {}
+    return {**unread, **key, **later}
 
 
 def as_api_error(error: Exception) -> ApiError:
