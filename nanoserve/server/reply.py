@@ -22,6 +22,9 @@ from nanoserve.server.refusals import as_api_error, body_of
 from nanoserve.tokenizer import Tokenizer
 
 _LAST_WORDS_S = 1.0
+_LINE_ENDS = {code: f"\\u{code:04x}" for code in (0x85, 0x2028, 0x2029)}
+"""Escaped, though JSON need not: many a client splits events where Python's `splitlines` would."""
+
 _STREAM_HEADERS = [
     (b"content-type", b"text/event-stream; charset=utf-8"),
     (b"cache-control", b"no-cache"),
@@ -128,7 +131,7 @@ def _events(chunks: Iterable[dict[str, Any]]) -> bytes:
 
 
 def _json(what: dict[str, Any]) -> bytes:
-    return json.dumps(what, ensure_ascii=False, separators=(",", ":")).encode()
+    return json.dumps(what, ensure_ascii=False, separators=(",", ":")).translate(_LINE_ENDS).encode()
 
 
 def _error_event(error: ApiError) -> bytes:
