@@ -34,6 +34,13 @@ def test_a_stream_joins_to_the_whole_and_never_holds_half_a_character(running, m
     assert len({chunk["id"] for chunk in chunks}) == 1
 
 
+def test_no_line_end_of_any_kind_stands_in_an_event():
+    said = "a\u2028b\u0085c\u2029d\n"
+    with serving(scripted_engine(said)) as running:
+        chunks = running.stream(prompt="Hello", max_tokens=len(said.encode()))  # its lines are those of `splitlines`
+        assert "".join(chunk["choices"][0]["text"] for chunk in chunks) == said
+
+
 def test_a_stream_tells_its_usage_where_it_is_asked(running):
     *chunks, last = running.stream(prompt="Hello", max_tokens=4, stream_options={"include_usage": True})
     assert [chunk["usage"] for chunk in chunks] == [None] * 4

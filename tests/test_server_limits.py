@@ -20,6 +20,7 @@ def test_a_key_is_wanted_where_there_is_one():
             assert answer.status_code == 401
             assert answer.json()["error"]["code"] == "invalid_api_key"
             assert answer.headers["www-authenticate"] == "Bearer"
+            assert answer.headers["connection"] == "close"
         assert running.client.get("/v1/models").status_code == 401
         assert running.post(prompt="Hello", headers=KEY).status_code == 200
         assert {running.client.get(path).status_code for path in ("/health", "/metrics", "/")} == {200}
@@ -33,6 +34,7 @@ def test_a_large_body_is_refused_however_it_comes():
         for answer in (declared, chunked):
             assert answer.status_code == 413
             assert answer.json()["error"]["code"] == "body_too_large"
+            assert answer.headers["connection"] == "close"
         assert running.post(prompt="Hello", max_tokens=1).status_code == 200
 
 
