@@ -8,7 +8,7 @@ from server_process import Call, Told, server_process, stream, until_cut, within
 
 pytestmark = pytest.mark.slow
 
-LONG = {"prompt": "Hello", "max_tokens": 1500, "ignore_eos": True, "seed": 1}
+LONG = {"prompt": "Hello", "max_tokens": 800, "ignore_eos": True, "seed": 1}
 ENDLESS = {**LONG, "n": 128, "stream": True, "return_token_ids": True}
 """With one running at a time: minutes."""
 

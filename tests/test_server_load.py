@@ -7,6 +7,8 @@ import random
 import pytest
 from server_process import Call, ServerProcess, Told, server_process, stream
 
+from nanoserve import Engine, SamplingParams
+
 pytestmark = pytest.mark.slow
 
 NUM_CLIENTS = 64
@@ -27,16 +29,12 @@ BODIES = [_body(number) for number in range(24)]
 
 @dataclasses.dataclass
 class Load:
-    """Clients one beside the other, each with call after call. `wanted` is what each body gets when it is alone."""
+    """Clients one beside the other, each with call after call. `wanted` is what each body gets alone."""
 
     server: ServerProcess
     wanted: list[Told]
     num_ended: int = 0
     num_hung_up: int = 0
-
-    @classmethod
-    async def of(cls, server):
-        return cls(server, [await stream(server.url, **body) for body in BODIES])
 
     async def run(self, num_calls, seed):
         async with asyncio.TaskGroup() as clients:
@@ -79,9 +77,23 @@ class Load:
             self.num_hung_up += 1
 
 
-async def _nothing_is_left(server, num_calls):
-    load = await Load.of(server)
-    assert len({tuple(told.ids) for told in load.wanted}) == len(BODIES)
+@pytest.fixture(scope="module")
+def wanted():
+    """From an engine that no server is in front of, one after the other."""
+    engine = Engine.load("tiny", device="cpu", dtype="float32")
+    answers = [engine.generate(body["prompt"], _params(**body))[0] for body in BODIES]
+    assert len({tuple(answer.token_ids) for answer in answers}) == len(BODIES)
+    return [Told(list(answer.token_ids), answer.text) for answer in answers]
+
+
+def _params(prompt, max_tokens, **others):
+    return SamplingParams(max_new_tokens=max_tokens, **others)
+
+
+async def _nothing_is_left(server, wanted, num_calls):
+    load = Load(server, wanted)
+    for number, body in enumerate(BODIES):
+        assert await stream(server.url, **body) == wanted[number]
     await load.run(3, seed=1)
     before, bytes_before = server.holds(), server.num_bytes
     await load.run(num_calls, seed=2)
@@ -96,6 +108,6 @@ async def _nothing_is_left(server, num_calls):
 
 
 @pytest.mark.parametrize("num_calls", [6, pytest.param(180, marks=pytest.mark.simulated)])
-def test_many_streams_and_clients_that_hang_up(tmp_path, num_calls):
+def test_many_streams_and_clients_that_hang_up(tmp_path, wanted, num_calls):
     with server_process(tmp_path, *CRAMPED) as server:
-        asyncio.run(_nothing_is_left(server, num_calls))
+        asyncio.run(_nothing_is_left(server, wanted, num_calls))
