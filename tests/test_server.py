@@ -78,6 +78,15 @@ def test_token_ids_go_in_and_out(running):
     assert [chunk["choices"][0]["token_ids"] for chunk in chunks] == [[byte] for byte in SAID.encode()[:8]]
 
 
+def test_events_hold_no_line_end_that_any_client_might_see():
+    with serving(scripted_engine("a\u2028b\x85c\u2029d\n")) as running:
+        assert "".join(chunk["choices"][0]["text"] for chunk in running.stream(prompt="Hello", max_tokens=13)) == (
+            "a\u2028b\x85c\u2029d\n"
+        )
+        answer = running.post(prompt="Hello", max_tokens=13)
+        assert b"\\u2028b\\u0085c\\u2029d\\n" in answer.content
+
+
 def test_stop_strings_end_the_text_and_are_no_part_of_it(running):
     (choice,) = running.complete(prompt="Hello", max_tokens=20, stop=["never", "🌍 é"])["choices"]
     assert (choice["text"], choice["finish_reason"]) == ("Ho! ", "stop")

@@ -22,8 +22,8 @@ from nanoserve.server.refusals import as_api_error, body_of
 from nanoserve.tokenizer import Tokenizer
 
 _LAST_WORDS_S = 1.0
-_LINE_ENDS = {code: f"\\u{code:04x}" for code in (0x85, 0x2028, 0x2029)}
-"""Escaped, though JSON need not: many a client splits events where Python's `splitlines` would."""
+_LINE_ENDS = {char: f"\\u{ord(char):04x}" for char in "\x85\u2028\u2029"}
+"""Clients that read events with Python's `splitlines` would break them there; JSON escapes the other ends itself."""
 
 _STREAM_HEADERS = [
     (b"content-type", b"text/event-stream; charset=utf-8"),
@@ -131,7 +131,10 @@ def _events(chunks: Iterable[dict[str, Any]]) -> bytes:
 
 
 def _json(what: dict[str, Any]) -> bytes:
-    return json.dumps(what, ensure_ascii=False, separators=(",", ":")).translate(_LINE_ENDS).encode()
+    text = json.dumps(what, ensure_ascii=False, separators=(",", ":"))
+    for char, escape in _LINE_ENDS.items():
+        text = text.replace(char, escape)
+    return text.encode()
 
 
 def _error_event(error: ApiError) -> bytes:
