@@ -159,8 +159,9 @@ async def until_cut(chunks):
     """All chunks of a stream that does not end as it should."""
     told = []
     try:
-        async for chunk in chunks:
-            told.append(chunk)
+        async with asyncio.timeout(_LONGEST_WAIT_S):
+            async for chunk in chunks:
+                told.append(chunk)
     except Cut:
         return told
     raise AssertionError("it came to its [DONE]")
