@@ -127,6 +127,7 @@ BODIES = {
     "deep objects": b'{"a":' * 10_000,
     "a raw line break": b'{"prompt": "a\nb"}',
     "a raw zero": b'{"prompt": "a\0b"}',
+    "half a pair for a name": b'{"prompt": "a", "\\ud800": 1}',
     "many fields": b"{%s}" % b", ".join(b'"field%d": 1' % place for place in range(3000)),
     "many bad ids": b'{"prompt": [' + b"-1, " * 15_000 + b"-1]}",
     "many bad messages": b'{"messages": [' + b"{}, " * 15_000 + b"{}]}",
