@@ -52,7 +52,7 @@ def held_engine(**options):
     """An engine whose forwards wait for a test: `gate` lets them through, one for each release."""
     engine = scripted_engine(**options)
     gate = threading.Semaphore(0)
-    engine._model.before = gate.acquire
+    engine._model.before, engine.gate = gate.acquire, gate
     return engine, gate
 
 
@@ -117,5 +117,6 @@ def serving(engine, **settings):
             yield running
         finally:
             running.client.close()
+            getattr(engine, "gate", threading.Semaphore()).release(100_000)  # one that is held could not end
             runner.should_exit = True
             thread.join()
