@@ -1,6 +1,7 @@
 """Clients that read slowly or not at all: the others get theirs meanwhile, and the server lets go of everything."""
 
 import asyncio
+import contextlib
 import json
 import signal
 import socket
@@ -16,7 +17,8 @@ LARGE = {"prompt": [place % 256 for place in range(1500)], "echo": True, "logpro
 """Some ten MB, which no kernel keeps for a reader; the engine has computed them in a moment."""
 
 MOST_GROWN_BYTES = 150e6
-SECONDS = 6
+SECONDS = 12
+"""In which everything else here has long been done, on a busy machine as well."""
 
 
 def _unread(server, **body):
@@ -29,8 +31,9 @@ def _unread(server, **body):
 
 
 def _read_bytewise(connection, data, done):
-    while not done.wait(0.001) and (byte := connection.recv(1)):
-        data += byte
+    with contextlib.suppress(OSError):  # it is dropped
+        while not done.wait(0.001) and (byte := connection.recv(1)):
+            data += byte
 
 
 @pytest.mark.parametrize("streams", [True, False])
