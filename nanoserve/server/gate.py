@@ -1,6 +1,6 @@
 """What every call passes before anything reads it: the key, where there is one, and how large its body is.
 
-Knows ASGI. Refuses to know what is asked. What a client sends beyond the limit is never read.
+Knows ASGI. Refuses to know what is asked. What a client sends beyond the limit is never kept.
 """
 
 import secrets
