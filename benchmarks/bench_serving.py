@@ -41,7 +41,7 @@ def full(*values):
 @pytest.mark.parametrize("num_clients", [8, *full(1)])
 def test_price_of_http(measure, num_clients):
     """HTTP, event streams and another process, over the engine at hand; small enough to be followed over commits."""
-    measure.serve(closed_loop(num_clients, 1, prompt_tokens=16, new_tokens=12))
+    measure.serve(closed_loop(num_clients, 1, prompt_tokens=16, new_tokens=32))
     measure.price(of="http", against="engine")
 
 

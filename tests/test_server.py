@@ -167,6 +167,7 @@ BAD = {
     "an empty list": ({"prompt": []}, "prompt", "empty"),
     "mixed prompts": ({"prompt": ["a", 1]}, "prompt", "valid"),
     "a token outside the vocabulary": ({"prompt": [300]}, None, "0 to 299"),
+    "no token, told again": ({"prompt": [-1], "echo": True}, None, "0 to 299"),
     "a number in words": ({"prompt": "a", "max_tokens": "5"}, "max_tokens", "integer"),
     "true for a number": ({"prompt": "a", "max_tokens": True}, "max_tokens", "integer"),
     "no tokens": ({"prompt": "a", "max_tokens": 0}, "max_tokens", "echo"),

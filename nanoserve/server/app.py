@@ -7,6 +7,7 @@ import asyncio
 import contextlib
 import time
 from collections.abc import AsyncIterator, Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -29,6 +30,7 @@ from nanoserve.server.settings import ServerConfig
 from nanoserve.server.thread import EngineThread
 
 _MOST_REASONS = 4
+_NUM_READERS = 32
 _PROBE_S = 0.02
 _PAGE = Path(__file__).with_name("page.html")
 
@@ -58,6 +60,8 @@ class Server:
 
     @contextlib.asynccontextmanager
     async def _lifespan(self, _: FastAPI) -> AsyncIterator[None]:
+        # Prompts that take long to read must not keep the short ones waiting.
+        asyncio.get_running_loop().set_default_executor(ThreadPoolExecutor(_NUM_READERS, "reader"))
         self._desk.open_up(self._thread)
         probe = asyncio.create_task(self._probe())
         try:

@@ -61,15 +61,16 @@ class Calls:
         ids = [self._engine.tokenizer.encode(each) if isinstance(each, str) else each for each in prompts]
         num_new = _DEFAULT_COMPLETION_TOKENS if body.max_tokens is None else max(1, body.max_tokens)
         wanted = {"num_logprobs": body.logprobs, "prompt_logprobs": (body.echo and body.logprobs is not None) or None}
-        return self._make(
+        call = self._make(
             body,
             [(each, num_new) for each in ids],
             wanted,
             is_chat=False,
             num_top=body.logprobs,
-            echo=tuple(map(self._text_of, prompts)) if body.echo else (),
             is_silent=body.max_tokens == 0,
         )
+        # Ids are told again once they are known to be tokens.
+        return dataclasses.replace(call, echo=tuple(map(self._text_of, prompts))) if body.echo else call
 
     def of_chat(self, body: ChatBody) -> Call:
         try:
