@@ -18,8 +18,8 @@ from benchmarks.harness.kept import check_kept
 from benchmarks.harness.loop import Enough, Plan
 from benchmarks.harness.measure import Measure
 from benchmarks.harness.metrics import metric
-from benchmarks.harness.over_http import OverHttp, check_counts, disagreements, server_beside, slow_client
-from benchmarks.harness.results import Flag, summarise_windows
+from benchmarks.harness.over_http import OverHttp, bundles, check_counts, disagreements, server_beside, slow_client
+from benchmarks.harness.results import Flag, summarise_pairs, summarise_windows
 from benchmarks.harness.serving import Ask, Inbox, measure_window
 from benchmarks.harness.sources.client_loop import Arrivals, ClientLog
 from benchmarks.harness.sources.elsewhere import ElsewhereSubject
@@ -154,6 +154,17 @@ def test_tokens_in_one_event_are_a_bundle_which_has_no_itl():
     with pytest.raises(UndeclaredMetricError, match="itl_p50_s"):
         check_kept(["itl_p50_s"], [undefined], [Flag(kind="bundled", arm="other", what="")])
     check_kept(["itl_p50_s"], [undefined], [Flag(kind="bundled", arm="http", what="")])
+
+
+def test_gaps_that_the_client_did_not_see_excuse_their_price_and_nothing_else():
+    (run,), _, _ = play([ask("a", new_tokens=3)], [(10, token(1) + token(2) + token(3)), (10, ended(3))])
+    assert [*bundles([run])] == [
+        "most tokens were found together with the one before: half of the gaps are 0, and no ITL says anything"
+    ]
+    for name, is_excused in (("itl_price", True), ("tpot_price", False)):
+        undefined = summarise_pairs(metric(name), "http against engine", [((run,), (run,))])
+        with contextlib.nullcontext() if is_excused else pytest.raises(UndeclaredMetricError, match=name):
+            check_kept([name], [undefined], [Flag(kind="bundled", arm="http", what="")])
 
 
 @pytest.mark.parametrize(

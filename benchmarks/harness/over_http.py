@@ -5,6 +5,7 @@ Beside what the client measures it puts what the server says of itself, and what
 """
 
 import contextlib
+import statistics
 from collections import defaultdict, deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, TypeVar
@@ -202,6 +203,9 @@ def bundles(runs: Sequence[RunTiming]) -> Iterator[str]:
     num = sum(run.itls_s is None for run in runs)
     if num:
         yield f"in {num} of {len(runs)} answers tokens came in bundles: they have no ITL, but a TPOT and a step gap"
+    gaps_s = [gap_s for run in runs for gap_s in run.itls_s or ()]
+    if gaps_s and not statistics.median(gaps_s):
+        yield "most tokens were found together with the one before: half of the gaps are 0, and no ITL says anything"
 
 
 def server_beside(words: Sequence[Word], runs: Sequence[RunTiming]) -> dict[str, dict[str, Any]]:
