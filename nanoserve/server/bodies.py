@@ -99,6 +99,12 @@ class Sampling(_Body):
             raise _refused("stream_options", "only a stream has options: ask for stream true")
         return self
 
+    @model_validator(mode="after")
+    def _check_biases(self) -> Self:
+        if len(set(map(int, self.logit_bias or ()))) < len(self.logit_bias or ()):
+            raise _refused("logit_bias", "it names a token twice")
+        return self
+
     @property
     def num_answers(self) -> int:
         return self.n or 1
