@@ -76,6 +76,7 @@ def test_every_setting_is_an_option_or_left_out_on_purpose(command):
 
 BAD = {
     "--port": ("99999", "0 to 65535"),
+    "--model-name": ("two\nlines", "in a line"),
     "--api-key": ("two words", "without spaces"),
     "--max-queued": ("-1", "0 or more"),
     "--max-body-bytes": ("0", "at least 1"),
