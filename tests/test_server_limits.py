@@ -59,12 +59,13 @@ def test_a_queue_that_is_full_says_when_to_come_back():
         assert int(refused.headers["retry-after"]) >= 1
         assert refused.json()["error"]["type"] == "rate_limit_error"
         assert running.post(prompt="Hello", n=3).status_code == 400  # they would never fit
+        assert running.post(prompt=["Hello", "there"]).status_code == 429
         gate.release(100)
         for thread, answers in threads:
             thread.join(20)
             assert answers[0].status_code == 200
         assert running.post(prompt="Hello", max_tokens=1).status_code == 200
-        assert running.number('nanoserve_requests_total{outcome="refused"}') == 1
+        assert running.number('nanoserve_requests_total{outcome="refused"}') == 1 + 2
 
 
 @pytest.mark.parametrize("streams", [False, True])

@@ -110,6 +110,11 @@ class Sampling(_Body):
         return self.n or 1
 
     @property
+    def num_requests(self) -> int:
+        """Answers to all prompts together."""
+        return self.num_answers
+
+    @property
     def stops(self) -> tuple[str, ...]:
         return (self.stop,) if isinstance(self.stop, str) else tuple(self.stop or ())
 
@@ -135,6 +140,18 @@ class CompletionBody(Sampling):
     echo: bool | None = None
     best_of: int | None = None
     suffix: Any = None
+
+    @property
+    def prompts(self) -> list[str | list[int]]:
+        """Texts and token ids; one prompt is a text or a list of ids."""
+        if isinstance(self.prompt, str) or not self.prompt or isinstance(self.prompt[0], int):
+            return [self.prompt]  # type: ignore[list-item]
+        return list(self.prompt)
+
+    @property
+    def num_requests(self) -> int:
+        """Answers to all prompts together."""
+        return len(self.prompts) * self.num_answers
 
     @model_validator(mode="after")
     def _check(self) -> Self:
