@@ -24,7 +24,7 @@ from benchmarks.harness.serving import Ask, Inbox, measure_window
 from benchmarks.harness.sources.client_loop import Arrivals, ClientLog
 from benchmarks.harness.sources.elsewhere import ElsewhereSubject
 from benchmarks.harness.sources.endpoint import Endpoint, agreed
-from benchmarks.harness.sources.server_word import Total, between, read_word
+from benchmarks.harness.sources.server_word import Total, between, look, read_word
 from benchmarks.harness.sources.streams import HttpStreams
 from benchmarks.harness.timing import Stamp
 from benchmarks.harness.traffic import Limits
@@ -306,6 +306,26 @@ def test_a_stream_that_nobody_wants_any_more_is_hung_up(there):
     steps.close()
     assert not streams._answers
     streams.close()
+
+
+@pytest.mark.parametrize(
+    ("answer", "said"), [((500, "dead"), "500"), ((200, "a b c d"), "ValueError"), ((200, "{"), "ValueError")]
+)
+def test_a_server_without_a_word_is_told_with_the_url(answer, said):
+    status, text = answer
+    transport = httpx2.MockTransport(lambda _: httpx2.Response(status, text=text))
+    client = httpx2.Client(base_url="http://there", transport=transport)
+    with client, pytest.raises(SourceError, match=f"http://there/metrics: .*{said}"):
+        look(client)
+
+
+def test_an_answer_that_was_packed_on_its_way_is_told_as_such():
+    packed = {"content-type": "text/event-stream", "content-encoding": "gzip"}
+    transport = httpx2.MockTransport(lambda _: httpx2.Response(200, headers=packed, stream=httpx2.ByteStream(b"")))
+    streams = HttpStreams(HERE, Arrivals(DeviceClock()), transport)
+    said = "http://scripted/v1/completions: content encoding 'gzip'"
+    with contextlib.closing(streams), pytest.raises(SourceError, match=said):
+        list(streams.stream((5, 6, 7), 2))
 
 
 def test_nobody_there_is_told_with_the_url():

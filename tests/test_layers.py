@@ -219,7 +219,7 @@ INSTRUMENT = {
     "harness.sources.elsewhere": (
         "harness.errors harness.proof harness.serving harness.sources.endpoint harness.timing | httpx2"
     ),
-    "harness.sources.server_word": "time | prometheus_client",
+    "harness.sources.server_word": "harness.errors time | prometheus_client",
     "harness.sources.nanoserve_server": "harness.errors harness.sources.endpoint time | nanoserve",
     "harness.sources.huggingface": "harness.errors harness.timing | torch transformers",
     "harness.sources.step_cost": "",

@@ -2,6 +2,7 @@
 
 import socket
 import sys
+import types
 
 import pytest
 
@@ -75,6 +76,7 @@ def test_every_setting_is_an_option_or_left_out_on_purpose(command):
 
 BAD = {
     "--port": ("99999", "0 to 65535"),
+    "--model-name": ("two\nlines", "in a line"),
     "--api-key": ("two words", "without spaces"),
     "--max-queued": ("-1", "0 or more"),
     "--max-body-bytes": ("0", "at least 1"),
@@ -115,3 +117,19 @@ def test_an_address_of_the_sixth_version_is_written_as_one():
 def test_unknown_settings_are_refused_with_the_known_ones():
     with pytest.raises(ConfigError, match=r"'prot'.*port"):
         ServerConfig.from_options({"prot": 1})
+
+
+@pytest.mark.parametrize("host", ["a" * 64 + ".com", "e..x"])
+def test_a_host_that_cannot_be_one_is_told_in_a_line(host):
+    with pytest.raises(ConfigError, match="cannot listen at"):
+        serve.listen(ServerConfig(host=host, port=0))
+
+
+def test_a_port_that_somebody_took_while_the_model_was_loaded_is_told_in_a_line():
+    """Both may bind it, as long as neither listens."""
+    with serve.listen(ServerConfig(port=0)) as first:
+        settings = ServerConfig(port=first.getsockname()[1])
+        with serve.listen(settings) as second:
+            first.listen()
+            with pytest.raises(ConfigError, match=f"cannot listen at 127.0.0.1 port {settings.port}: Address already"):
+                serve.run(types.SimpleNamespace(settings=settings), second, lambda: None)

@@ -1,7 +1,7 @@
 """What clients get from the server: OpenAI's shapes, around exactly what the engine says."""
 
 import pytest
-from server_here import scripted_engine, serving
+from server_here import ChattyTokenizer, scripted_engine, serving
 
 SAID = "Ho! 🌍 é\n"
 
@@ -129,6 +129,30 @@ def test_a_completion_tells_logprobs(running):
     assert [at for chunk in chunks for at in chunk["choices"][0]["logprobs"]["text_offset"]] == told["text_offset"]
 
 
+class QuietTokenizer(ChattyTokenizer):
+    """One of its tokens is a special one."""
+
+    def is_silent(self, token_id):
+        return token_id == ord("!")
+
+    def decode(self, ids):
+        return super().decode([each for each in ids if not self.is_silent(each)])
+
+
+def test_offsets_are_places_in_the_text():
+    """A character of four tokens is one character; what is not shown takes no room, unless its client wrote it."""
+    with serving(scripted_engine(SAID, tokenizer=QuietTokenizer)) as other:
+        asked = {"prompt": "a!é!", "max_tokens": len(SAID.encode()), "temperature": 0, "logprobs": 0, "echo": True}
+        (choice,) = other.complete(**asked)["choices"]
+        ids = {**asked, "prompt": [*b"a!\xc3\xa9!"]}
+        (of_ids,) = other.complete(**ids)["choices"]
+    assert choice["text"] == "a!é!Ho 🌍 é\n"
+    said = [0, 1, 2, 2, 3, 3, 3, 3, 4, 5, 5, 6]
+    assert choice["logprobs"]["text_offset"] == [0, 1, 2, 2, 3, *(4 + at for at in said)]
+    assert of_ids["text"] == "aéHo 🌍 é\n"
+    assert of_ids["logprobs"]["text_offset"][:6] == [0, 1, 1, 1, 2, 2]
+
+
 def test_echo_tells_the_prompts_logprobs_too(running):
     (choice,) = running.complete(prompt="Hello", max_tokens=1, logprobs=1, echo=True)["choices"]
     told = choice["logprobs"]
@@ -166,6 +190,7 @@ BAD = {
     "an empty prompt": ({"prompt": ""}, "prompt", "empty"),
     "an empty list": ({"prompt": []}, "prompt", "empty"),
     "mixed prompts": ({"prompt": ["a", 1]}, "prompt", "valid"),
+    "a token that is biased twice": ({"prompt": "a", "logit_bias": {"1": 1, "01": 2}}, "logit_bias", "twice"),
     "a token outside the vocabulary": ({"prompt": [300]}, None, "0 to 299"),
     "no token, told again": ({"prompt": [-1], "echo": True}, None, "0 to 299"),
     "a number in words": ({"prompt": "a", "max_tokens": "5"}, "max_tokens", "integer"),

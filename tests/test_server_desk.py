@@ -101,6 +101,27 @@ def test_what_has_not_ended_is_ended_when_its_call_is_left():
     at_the_desk(play)
 
 
+def test_who_ends_with_one_that_failed_is_no_abort_of_its_client():
+    async def play(desk, thread):
+        with desk.call("c", [([1], PARAMS)] * 2, 0.0) as exchange:
+            exchange.put("c-1", ValueError("bad"))
+        assert thread.left == [("c-0", "error")]
+
+    at_the_desk(play)
+
+
+def test_what_is_refused_is_counted_by_request():
+    async def play(desk, thread):
+        with desk.call("c", [([1], PARAMS)] * 3, 0.0), pytest.raises(ApiError):
+            desk.check_room(2)
+        desk.is_draining = True
+        with pytest.raises(ApiError):
+            desk.check_room(3)
+        assert b'nanoserve_requests_total{outcome="refused"} 5.0' in desk._numbers.as_text()
+
+    at_the_desk(play)
+
+
 def test_a_timeout_is_told_as_one():
     async def play(desk, thread):
         with pytest.raises(TimeoutError), desk.call("c", [([1], PARAMS)], 0.0):

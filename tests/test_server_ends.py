@@ -102,4 +102,5 @@ def test_told_to_end_twice_it_waits_for_nobody(tmp_path):
     with server_process(tmp_path, "--max-running", 1, "--drain-timeout-s", 3600) as server:
         told = asyncio.run(end())
         assert server.wait() == 0
+        assert "Traceback" not in server.log.read_text()
     assert len(told) < ENDLESS["max_tokens"] * ENDLESS["n"] / 10

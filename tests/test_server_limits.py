@@ -5,6 +5,10 @@ import json
 import pytest
 from server_here import held_engine, in_background, scripted_engine, serving, wait_until
 
+from nanoserve import SamplingParams
+from nanoserve.server.metrics import Numbers
+from nanoserve.server.thread import Ask, EngineThread
+
 KEY = {"authorization": "Bearer secret"}
 
 
@@ -55,12 +59,13 @@ def test_a_queue_that_is_full_says_when_to_come_back():
         assert int(refused.headers["retry-after"]) >= 1
         assert refused.json()["error"]["type"] == "rate_limit_error"
         assert running.post(prompt="Hello", n=3).status_code == 400  # they would never fit
+        assert running.post(prompt=["Hello", "there"]).status_code == 429
         gate.release(100)
         for thread, answers in threads:
             thread.join(20)
             assert answers[0].status_code == 200
         assert running.post(prompt="Hello", max_tokens=1).status_code == 200
-        assert running.number('nanoserve_requests_total{outcome="refused"}') == 1
+        assert running.number('nanoserve_requests_total{outcome="refused"}') == 1 + 2
 
 
 @pytest.mark.parametrize("streams", [False, True])
@@ -159,6 +164,20 @@ def test_an_engine_whose_thread_has_died_is_not_healthy():
         wait_until(lambda: not running.server._desk.is_working)
         assert running.client.get("/health").json() == {"status": "dead"}
         assert running.post(prompt="Hello").status_code == 503
+
+
+def test_who_lies_in_the_inbox_of_a_thread_that_dies_is_told():
+    def die(_):
+        thread.submit(Ask("late", [1], SamplingParams(), 0.0))
+        raise ZeroDivisionError
+
+    told, numbers = [], Numbers(lambda: 0.0)
+    thread = EngineThread(scripted_engine(), numbers, told.extend)
+    thread.submit(Ask("early", [1], SamplingParams(max_new_tokens=9), 0.0))
+    numbers.look = die
+    with pytest.raises(ZeroDivisionError):
+        thread._run()
+    assert [request_id for request_id, what in told if isinstance(what, RuntimeError)] == ["early", "late"]
 
 
 def test_the_numbers_are_those_of_the_engine():

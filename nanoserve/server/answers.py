@@ -129,17 +129,24 @@ class Answers:
     def _logprobs(self, place: int, entries: Sequence[Entry]) -> dict[str, Any]:
         if self._call.is_chat:
             return {"content": [self._chat_entry(entry) for entry in entries], "refusal": None}
-        words = [self._word(token_id) for token_id, _, _ in entries]
-        offsets = []
-        for word in words:
-            offsets.append(self._offsets[place])
-            self._offsets[place] += len(word)
         return {
-            "tokens": words,
+            "tokens": [self._word(token_id) for token_id, _, _ in entries],
             "token_logprobs": [None if logprob is None else _finite(logprob) for _, logprob, _ in entries],
             "top_logprobs": [self._likeliest(entry) for entry in entries] if self._call.num_top else None,
-            "text_offset": offsets,
+            "text_offset": [self._offset(place, token_id) for token_id, _, _ in entries],
         }
+
+    def _offset(self, place: int, token_id: int) -> int:
+        """Where the next token stands in the text; one that goes on with a character stands where that begins."""
+        at, data = self._offsets[place], self._tokenizer.token_bytes(token_id)
+        if self._tokenizer.is_silent(token_id) and not self._is_echoed(place, data.decode(), at):
+            return at
+        self._offsets[place] += sum(map(_begins, data))
+        return at - (at > 0 and bool(data) and not _begins(data[0]))
+
+    def _is_echoed(self, place: int, word: str, at: int) -> bool:
+        """Special tokens are left out of a text, but not of a prompt in which a client wrote them."""
+        return any(echo.startswith(word, at) for echo in self._call.echo[place // self._call.num_answers :][:1])
 
     def _likeliest(self, entry: Entry) -> dict[str, float] | None:
         """The likeliest by their words, the token itself in any case."""
@@ -167,6 +174,11 @@ class Answers:
             return data.decode()
         except UnicodeDecodeError:
             return "bytes:" + "".join(f"\\x{byte:02x}" for byte in data)
+
+
+def _begins(byte: int) -> bool:
+    """Whether a character of UTF-8 begins with it."""
+    return byte & 0xC0 != 0x80
 
 
 def _entry(logprobs: TokenLogprobs) -> Entry:

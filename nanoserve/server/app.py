@@ -109,7 +109,7 @@ class Server:
         arrived_s = self._numbers.now_s()
         ends_at_s = asyncio.get_running_loop().time() + self.settings.request_timeout_s
         self._check_model(body.model)
-        self._desk.check_room(body.num_answers)
+        self._desk.check_room(body.num_requests)
         call = await asyncio.to_thread(make)
         return Reply(call, self._desk, self._tokenizer, arrived_s=arrived_s, ends_at_s=ends_at_s)
 

@@ -99,9 +99,20 @@ class Sampling(_Body):
             raise _refused("stream_options", "only a stream has options: ask for stream true")
         return self
 
+    @model_validator(mode="after")
+    def _check_biases(self) -> Self:
+        if len(set(map(int, self.logit_bias or ()))) < len(self.logit_bias or ()):
+            raise _refused("logit_bias", "it names a token twice")
+        return self
+
     @property
     def num_answers(self) -> int:
         return self.n or 1
+
+    @property
+    def num_requests(self) -> int:
+        """Answers to all prompts together."""
+        return self.num_answers
 
     @property
     def stops(self) -> tuple[str, ...]:
@@ -129,6 +140,18 @@ class CompletionBody(Sampling):
     echo: bool | None = None
     best_of: int | None = None
     suffix: Any = None
+
+    @property
+    def prompts(self) -> list[str | list[int]]:
+        """Texts and token ids; one prompt is a text or a list of ids."""
+        if isinstance(self.prompt, str) or not self.prompt or isinstance(self.prompt[0], int):
+            return [self.prompt]  # type: ignore[list-item]
+        return list(self.prompt)
+
+    @property
+    def num_requests(self) -> int:
+        """Answers to all prompts together."""
+        return len(self.prompts) * self.num_answers
 
     @model_validator(mode="after")
     def _check(self) -> Self:

@@ -56,8 +56,8 @@ class Calls:
         self._most_prompt = settings.max_prompt_tokens or engine.max_request_tokens - 1
 
     def of_completion(self, body: CompletionBody) -> Call:
-        prompts = _listed(body.prompt)
-        _check_number(len(prompts) * body.num_answers)
+        prompts = body.prompts
+        _check_number(body.num_requests)
         ids = [self._engine.tokenizer.encode(each) if isinstance(each, str) else each for each in prompts]
         num_new = _DEFAULT_COMPLETION_TOKENS if body.max_tokens is None else max(1, body.max_tokens)
         wanted = {"num_logprobs": body.logprobs, "prompt_logprobs": (body.echo and body.logprobs is not None) or None}
@@ -120,13 +120,6 @@ class Calls:
 
     def _text_of(self, prompt: str | Sequence[int]) -> str:
         return prompt if isinstance(prompt, str) else self._engine.tokenizer.decode(prompt)
-
-
-def _listed(prompt: str | Sequence[Any]) -> list[str | list[int]]:
-    """One prompt is a text or a list of ids."""
-    if isinstance(prompt, str) or not prompt or isinstance(prompt[0], int):
-        return [prompt]  # type: ignore[list-item]
-    return list(prompt)
 
 
 def _check_number(num: int) -> None:

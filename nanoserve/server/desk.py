@@ -32,6 +32,7 @@ class Exchange:
         self._places = {request_id: place for place, request_id in enumerate(request_ids)}
         self._pieces: list[Piece] = []
         self._end: Exception | None = None
+        self.has_failed = False
         self._news = asyncio.Event()
 
     @property
@@ -44,6 +45,7 @@ class Exchange:
             return
         if isinstance(what, Exception):
             del self._places[request_id]
+            self.has_failed = True
             self.break_off(what)
             return
         self._pieces.append((place, what))
@@ -95,12 +97,12 @@ class Desk:
     def check_room(self, num: int) -> None:
         """Raise ApiError where so many more requests cannot be taken now, or ever."""
         if self.is_draining or not self.is_working:
-            self._numbers.refused()
+            self._numbers.refused(num)
             raise ApiError(503, "the server is shutting down", code="shutting_down", retry_after_s=1)
         if num > self._max_open:
             raise ApiError(400, f"{num} answers at once are more than the {self._max_open} that this server takes")
         if self.num_open + num > self._max_open:
-            self._numbers.refused()
+            self._numbers.refused(num)
             raise ApiError(
                 429,
                 f"{self.num_open} of {self._max_open} places are taken, this call needs {num}; try again later",
@@ -136,7 +138,7 @@ class Desk:
             why = "timeout"
             raise
         finally:
-            self._leave(exchange, [ask.request_id for ask in asks], why)
+            self._leave(exchange, [ask.request_id for ask in asks], "error" if exchange.has_failed else why)
             self._recent_s.append(self._numbers.now_s() - arrived_s)
 
     def _leave(self, exchange: Exchange, request_ids: Sequence[str], why: str) -> None:

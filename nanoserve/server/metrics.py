@@ -133,9 +133,9 @@ class Numbers:
         if self._lives.pop(request_id, None) is not None:
             self._requests.labels(why).inc()
 
-    def refused(self) -> None:
-        """A request that never got to the engine."""
-        self._requests.labels("refused").inc()
+    def refused(self, num: int) -> None:
+        """Requests of one call that never got to the engine."""
+        self._requests.labels("refused").inc(num)
 
     def lagged(self, seconds: float) -> None:
         """How late the event loop was; everybody who reads or writes waits as long."""

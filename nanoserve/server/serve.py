@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator
 
 import uvicorn
 
-from nanoserve.errors import ConfigError
+from nanoserve.errors import ConfigError, one_line
 from nanoserve.server.app import Server
 from nanoserve.server.connection import Connection
 from nanoserve.server.settings import ServerConfig
@@ -39,11 +39,15 @@ def listen(settings: ServerConfig) -> socket.socket:
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         listener.bind(address)
     except OSError as error:
-        where = f"{settings.host} port {settings.port}"
-        raise ConfigError(
-            f"cannot listen at {where}: {error.strerror}; choose another --host or --port (0 is a free one)"
-        ) from error
+        raise _cannot_listen(settings, error.strerror) from error
+    except UnicodeError as error:  # a host that cannot be a name
+        raise _cannot_listen(settings, one_line(error)) from error
     return listener
+
+
+def _cannot_listen(settings: ServerConfig, why: str | None) -> ConfigError:
+    where = f"{settings.host} port {settings.port}"
+    return ConfigError(f"cannot listen at {where}: {why}; choose another --host or --port (0 is a free one)")
 
 
 def url_of(listener: socket.socket) -> str:
@@ -53,7 +57,14 @@ def url_of(listener: socket.socket) -> str:
 
 
 def run(server: Server, listener: socket.socket, ready: Callable[[], None]) -> None:
-    """Serve until a signal, and return once all is answered that was taken, or the time for it is up."""
+    """Serve until a signal, and return once all is answered that was taken, or the time for it is up.
+
+    Raises ConfigError where somebody else, who bound the same port, was first to listen there.
+    """
+    try:
+        listener.listen(_BACKLOG)
+    except OSError as error:
+        raise _cannot_listen(server.settings, error.strerror) from error
     sys.setswitchinterval(_SWITCH_S)
     patience_s = server.settings.drain_timeout_s
     config = uvicorn.Config(
@@ -79,6 +90,11 @@ class _Uvicorn(uvicorn.Server):
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         await super().startup(sockets)
         self._ready()
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        await super().shutdown(sockets)
+        if self.force_exit:  # the app's own end comes in any case, but cancelled, and complaining
+            await self.lifespan.shutdown()
 
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:

@@ -33,7 +33,7 @@ class ServerConfig(Options):
 
     def __post_init__(self) -> None:
         checks = (
-            ("model_name", bool(self.model_name), "a name"),
+            ("model_name", bool(self.model_name) and self.model_name.isprintable(), "a name in a line"),
             ("host", bool(self.host), "an address to listen at, such as 127.0.0.1"),
             ("port", _is_count(self.port) and self.port < 2**16, "a port from 0 to 65535"),
             ("api_key", self.api_key is None or _is_word(self.api_key), "printable ASCII without spaces"),

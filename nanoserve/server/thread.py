@@ -96,7 +96,12 @@ class EngineThread:
                     self._step()
                 self._watch.look(self._engine)
         finally:
-            self._tell([(request_id, RuntimeError("the engine has ended")) for request_id in sorted(self._open)])
+            self._tell([(request_id, RuntimeError("the engine has ended")) for request_id in sorted(self._left_over())])
+
+    def _left_over(self) -> set[str]:
+        """Whoever waits for something: what lies in the inbox, too, is taken by nobody now."""
+        unread = [self._inbox.get() for _ in range(self._inbox.qsize())]
+        return self._open | {each.request_id for each in unread if isinstance(each, Ask)}
 
     def _take_all(self) -> None:
         """All that lies there; waits for something where there is nothing else to do."""

@@ -9,6 +9,8 @@ import time
 from collections.abc import Mapping
 from typing import Any
 
+from benchmarks.harness.errors import SourceError
+
 HISTOGRAMS = {"ttft_s": "nanoserve_ttft_seconds", "itl_s": "nanoserve_itl_seconds", "e2e_s": "nanoserve_e2e_seconds"}
 
 _PATIENCE_S = 1.0
@@ -51,13 +53,23 @@ def read_word(text: str) -> Word:
 
 
 def look(client: Any, at_least: int = 0) -> Word:
-    """The server's word now. It may hear of an end a moment after its client: wait for so many ends, not for long."""
+    """The server's word now. It may hear of an end a moment after its client: wait for so many ends, not for long.
+
+    Raises SourceError where it says nothing that could be read.
+    """
     until_s = time.monotonic() + _PATIENCE_S
     while True:
-        word = read_word(client.get("/metrics").raise_for_status().text)
+        word = _ask(client)
         if word["e2e_s"].num >= at_least or time.monotonic() > until_s:
             return word
         time.sleep(0.002)
+
+
+def _ask(client: Any) -> Word:
+    try:
+        return read_word(client.get("/metrics").raise_for_status().text)
+    except Exception as error:
+        raise SourceError(f"{client.base_url}/metrics: {type(error).__name__}: {error}") from error
 
 
 def between(before: Word, after: Word) -> Word:

@@ -207,9 +207,11 @@ def _socket_number(response: "httpx2.Response") -> int | None:
 
 
 async def _check_head(response: "httpx2.Response") -> None:
-    kind = response.headers.get("content-type", "")
+    kind, coding = response.headers.get("content-type", ""), response.headers.get("content-encoding", "identity")
     if response.status_code != 200:
         raise SourceError(f"status {response.status_code}: {quote((await response.aread()).decode(errors='replace'))}")
     if kind.partition(";")[0].strip().lower() != "text/event-stream":
         said = quote((await response.aread()).decode(errors="replace"))
         raise SourceError(f"content type {kind!r} is not text/event-stream: {said}")
+    if coding.lower() != "identity":
+        raise SourceError(f"content encoding {coding!r}, though none was asked for: bytes are timed as they come")
