@@ -180,6 +180,7 @@ def test_the_model_is_listed(running):
     assert running.client.get("/v1/models/tiny").json() == model
     assert running.client.get("/v1/models/other").status_code == 404
     assert running.client.get("/health").json() == {"status": "ok"}
+    assert running.client.head("/health").status_code == 200
     assert "nanoserve" in running.client.get("/").text
 
 

@@ -93,6 +93,7 @@ class Server:
         app.add_api_route("/v1/models", self.list_models)
         app.add_api_route("/v1/models/{name:path}", self.show_model)
         app.add_api_route("/health", self.tell_health)
+        app.add_api_route("/health", self.tell_health, methods=["HEAD"], include_in_schema=False)
         app.add_api_route("/metrics", self.tell_numbers)
         app.add_api_route("/", self.show_page, include_in_schema=False)
         return app

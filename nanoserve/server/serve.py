@@ -70,6 +70,7 @@ def run(server: Server, listener: socket.socket, ready: Callable[[], None]) -> N
     config = uvicorn.Config(
         server.app,
         http=Connection,
+        ws="none",
         access_log=False,
         log_level="warning",
         timeout_graceful_shutdown=int(patience_s + _GRACE_S) + 1,

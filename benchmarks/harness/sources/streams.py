@@ -25,6 +25,7 @@ from benchmarks.harness.timing import NS_PER_S, Emission
 if TYPE_CHECKING:
     import httpx2
 
+_LONGEST_SILENCE_S = 600.0
 _LONGEST_WAIT_S = 0.05
 _DRAIN_S, _MESSAGE_END_S = 0.5, 0.005
 
@@ -53,7 +54,7 @@ class HttpStreams:
         how: dict[str, Any] = {"trust_env": False, "verify": endpoint.is_secure, "headers": HEADERS | endpoint.headers}
         self.plain = httpx2.Client(base_url=endpoint.base_url.removesuffix("/v1"), timeout=30.0, **how)
         self._client = httpx2.AsyncClient(
-            base_url=endpoint.base_url, transport=transport, timeout=httpx2.Timeout(None, connect=30.0),
+            base_url=endpoint.base_url, transport=transport, timeout=httpx2.Timeout(_LONGEST_SILENCE_S, connect=30.0),
             limits=httpx2.Limits(max_connections=None), **how,
         )  # fmt: skip
         self._told: list[tuple[str, Emission]] = []
