@@ -10,6 +10,9 @@ from collections.abc import Collection, Sequence
 from benchmarks.harness.errors import UndeclaredMetricError
 from benchmarks.harness.results import Flag, Measurement
 
+_BETWEEN_TOKENS = ("itl_price", "tpot_s", "tpot_price")
+"""What has no value either where all tokens of an answer came at once, beside what weighs gaps."""
+
 BUNDLED = "bundled"
 """The kind of a flag: tokens of some answers of its arm arrived several to a message."""
 
@@ -25,5 +28,5 @@ def check_kept(quantities: Sequence[str], measurements: Sequence[Measurement], f
 
 def _is_excused(measurement: Measurement, bundled: Collection[str]) -> bool:
     metric = measurement.metric
-    is_of_gaps = metric.weighting == "gap" or metric.name == "itl_price"
+    is_of_gaps = metric.weighting == "gap" or metric.name in _BETWEEN_TOKENS
     return metric.coefficient or (is_of_gaps and any(arm in bundled for arm in measurement.arm.split(" against ")))
