@@ -137,7 +137,7 @@ def _():
 
 @mutant("a short answer is a fast one (perf-eval 20)", seen_by="measure")
 def _():
-    everywhere(verify.check_length, lambda *_: None)
+    everywhere(verify.check_length, lambda *_, **__: None)
 
 
 @mutant("other tokens are as good", seen_by="measure")

@@ -141,6 +141,7 @@ def test_generate_continues_a_text_with_the_trained_model(trained):
     assert done.stdout.startswith(" Paris.")
 
 
+@pytest.mark.slow
 def test_chat_remembers_the_first_turn_in_the_second(trained):
     done = run("chat", "--temperature", "0", input="What is the capital of France?\nAnd of Italy?\n")
     assert (done.returncode, done.stderr) == (0, "")

@@ -498,6 +498,7 @@ def test_exit_status_tells_whether_something_is_missing(monkeypatch, states, sta
     assert done.output.count("mend: mend it") == 2
 
 
+@pytest.mark.slow
 def test_the_command_runs_on_a_machine_with_an_empty_home():
     done = subprocess.run(
         [sys.executable, "-m", "benchmarks", "doctor"], cwd=ROOT, capture_output=True, text=True, check=False

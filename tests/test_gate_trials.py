@@ -121,6 +121,7 @@ SEEDS = (4, 5, 6, 14, 15, 20)
 """Few worlds, in which every verdict and every length comes about."""
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", SEEDS)
 def test_drawn_comparisons_end_as_judge_ends_them(seed):
     by_judge, at_once = both_ways(seed)

@@ -183,6 +183,7 @@ def test_the_real_system_can_be_read_and_stored():
     assert state.num_cpus >= 1
 
 
+@pytest.mark.slow
 def test_another_process_that_loads_the_machine_during_head_only_is_seen():
     """Strangers burn CPU time in the second interval only."""
     base, _ = _interval()

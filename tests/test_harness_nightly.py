@@ -744,6 +744,7 @@ def test_a_summary_is_appended(tmp_path):
     assert lines[1].startswith("| kind |")
 
 
+@pytest.mark.slow
 def test_what_outlives_its_step_is_ended_with_it(tmp_path):
     """The leader is gone, and what it had started computes on beside the next step."""
     child = "import time; time.sleep(60)"

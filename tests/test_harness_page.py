@@ -170,6 +170,7 @@ def test_nothing_measured_but_provenance_is_a_page(tmp_path):
     assert "No work was counted" in text
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", HOSTILE)
 def test_a_hostile_name_is_text_and_nothing_else(tmp_path, name):
     flags = (Flag(kind=name or "kind", arm="cached", what=name),)

@@ -291,6 +291,7 @@ def test_arms_and_other_parameters_are_lines_of_their_own(tmp_path):
         assert f"<!-- naive, dtype={dtype} -->" in svg
 
 
+@pytest.mark.slow
 def test_each_benchmark_has_its_own_picture(tmp_path):
     others = [dataclasses.replace(each, benchmark="sub/bench_y.py::test_growth") for each in sweep()]
     assert drawn(sweep() + others, tmp_path) == [

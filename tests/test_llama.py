@@ -101,6 +101,7 @@ def smollm2():
     return theirs, load_model(EngineConfig(model="smollm2-135m", device="cpu", dtype="float32"))
 
 
+@pytest.mark.slow
 def test_real_weights_give_real_text_and_transformers_tokens(smollm2):
     theirs, ours = smollm2
     ids = ours.tokenizer.encode("The capital of France is")

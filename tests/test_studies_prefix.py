@@ -326,6 +326,7 @@ def test_any_single_result_can_be_told(whole, place):
     assert as_csv(list(rows_of(one))).startswith("setting,quantity,unit")
 
 
+@pytest.mark.slow
 def test_csv_and_picture_are_written_even_of_one_result(whole, tmp_path):
     talk = [each for each in whole if each.benchmark.endswith("conversation")]
     others = [each for each in whole if each not in talk and each.params.get("alpha") not in (0.5, 2.0)]
