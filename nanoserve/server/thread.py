@@ -1,4 +1,4 @@
-"""The one thread that touches the engine: takes what is asked, steps, and hands on what came of it.
+"""The one thread that steps and changes the engine: takes what is asked, steps, and hands on what came of it.
 
 Knows the engine's public methods and a queue. Refuses to know HTTP and the event loop: what a step tells goes to one
 function, whichever thread that wakes. Nothing a request does ends this thread; an engine that fails as a whole fails
@@ -43,7 +43,7 @@ class Leave:
 
 
 class Watch(Protocol):
-    """Who keeps the server's numbers. Called by the engine's thread only."""
+    """Who keeps the server's numbers. The engine's thread calls it; `now_s` may be asked from anywhere."""
 
     def now_s(self) -> float: ...
 
