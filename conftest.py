@@ -32,7 +32,7 @@ _ASKS_FOR_TIMING = ("only", "enable", "json", "save", "autosave", "compare", "co
 _MARKERS = (
     "gpu: needs a CUDA device; skipped without one",
     "slow: takes minutes; runs with --slow or `-m slow`",
-    "simulated: a slow test that draws by the thousand; what only statistics or scheduling can turn red",
+    "simulated: a slow test that draws by the thousand, or waits for long; it runs when it is named",
     "alone: times something; skipped beside other workers (-n)",
     "prove_red: swaps a wrong formula in and sees the tests fail; runs with --prove-red",
     "desk: a case too slow to be measured sixteen times; asv leaves it out",

@@ -252,6 +252,7 @@ def test_bodies_of_any_kind(running, path, fields):
 
 
 @pytest.mark.slow
+@pytest.mark.simulated
 @settings(max_examples=5000)
 @bodies
 def test_bodies_of_any_kind_at_length(running, path, fields):
@@ -259,6 +260,7 @@ def test_bodies_of_any_kind_at_length(running, path, fields):
 
 
 @pytest.mark.slow
+@pytest.mark.simulated
 @settings(max_examples=2000)
 @given(garbage=st.binary(max_size=200), place=st.integers(0, 200), cut=st.integers(0, 20))
 def test_requests_with_garbage_in_them(running, garbage, place, cut):

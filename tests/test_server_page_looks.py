@@ -8,7 +8,7 @@ import pytest
 from chromium import chromium
 from scripted_chat import DONE, piece, refused, scripted_chat, send, streamed, usage, whole
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.simulated]
 
 INSPECT = Path(__file__).with_name("inspect_page.js").read_text("utf-8")
 LOOKS = [(width, scheme) for width in (320, 400, 1280) for scheme in ("light", "dark")]

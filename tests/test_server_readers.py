@@ -10,7 +10,7 @@ import threading
 import pytest
 from server_process import Told, request_bytes, server_process, stream
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.simulated]
 
 SHORT = {"prompt": "Hello", "max_tokens": 60, "ignore_eos": True, "seed": 1}
 LARGE = {"prompt": [place % 256 for place in range(1500)], "echo": True, "logprobs": 20, "n": 4, "max_tokens": 4}

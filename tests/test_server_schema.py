@@ -59,6 +59,7 @@ def test_calls_keep_to_the_format(described, path, mode, data):
 
 
 @pytest.mark.slow
+@pytest.mark.simulated
 @pytest.mark.parametrize("path", OPERATIONS)
 @pytest.mark.parametrize("mode", MODES)
 @settings(max_examples=400, **QUIET)

@@ -61,7 +61,8 @@ def test_a_body_that_is_too_large_is_refused_before_its_end(server, kind):
 
     async def send():
         call = Call(*await asyncio.open_connection("127.0.0.1", server.port))
-        call.writer.write(head + piece * (MOST_BYTES // len(PIECE) + 2))
+        # What is on its way when the connection ends resets it: who has said how much is coming says no more.
+        call.writer.write(head if kind == "declared" else head + piece * (MOST_BYTES // len(PIECE) + 2))
         answer = await call.whole()
         call.hang_up()
         return answer

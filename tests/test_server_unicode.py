@@ -5,7 +5,7 @@ import json
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from server_here import ChattyTokenizer, serving
 from test_tokenizer import smollm2  # noqa: F401 - a fixture
@@ -156,6 +156,7 @@ def test_a_trained_tokenizers_characters_are_not_cut(smollm2_talk, name):
 
 def check_any_text(talk, text, stop):
     wanted = talk.tokenizer.decode(talk.tokenizer.encode(text, add_special_tokens=False))
+    assume(wanted)  # some characters are no token at all
     whole, pieces = talk.ask(text, stop=stop)
     assert whole == (wanted[: wanted.index(stop)] if stop in wanted else wanted)
     check_pieces(whole, pieces)
@@ -175,6 +176,7 @@ def test_any_text_and_any_stop(talk, both):
 
 
 @pytest.mark.slow
+@pytest.mark.simulated
 @settings(max_examples=1000)
 @given(both=texts_and_stops())
 def test_any_text_and_any_stop_at_length(talk, both):
