@@ -76,7 +76,10 @@ def serve(
         -d '{"prompt": "The capital of France is", "max_tokens": 16, "temperature": 0, "stream": true}'
     """
     given = locals()
-    settings = ServerConfig(**_of(given, ServerConfig.option_names()) | {"model_name": Path(model).resolve().name if model_name is None else model_name})
+    settings = ServerConfig(
+        **_of(given, ServerConfig.option_names())
+        | {"model_name": Path(model).resolve().name if model_name is None else model_name}
+    )
     options = _of(given, EngineConfig.option_names()) | _of(given, SchedulerConfig.option_names())
     _start(settings, options)
 
