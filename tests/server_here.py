@@ -56,11 +56,11 @@ def held_engine(**options):
     return engine, gate
 
 
-def wait_until(holds, at_most_s=20):
-    """For what another thread does; a test that waits in vain says what it waited for."""
+def wait_until(holds, what="it never came", at_most_s=20):
+    """For what another thread or process does; a test that waits in vain says `what`."""
     end = time.monotonic() + at_most_s
     while not holds():
-        assert time.monotonic() < end, "it never came"
+        assert time.monotonic() < end, what
         time.sleep(0.005)
 
 

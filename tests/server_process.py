@@ -7,12 +7,12 @@ import json
 import os
 import subprocess
 import sys
-import time
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 
 import httpx2
 import psutil
+from server_here import wait_until
 
 SERVING = "nanoserve: serving "
 _LONGEST_WAIT_S = 120
@@ -56,7 +56,7 @@ class ServerProcess:
     def wait_until(self, name, wanted):
         """Until this sample is the number that is wanted, or one that `wanted` is true of."""
         holds = wanted if callable(wanted) else lambda number: number == wanted
-        wait_until(lambda: holds(self.number(name)), f"{name} is still {self.number(name)}")
+        wait_until(lambda: holds(self.number(name)), f"{name} is still {self.number(name)}", _LONGEST_WAIT_S)
 
     def wait_until_empty(self):
         """Until nothing runs, waits or holds a block."""
@@ -69,7 +69,7 @@ class ServerProcess:
 
     def wait_until_connections(self, num):
         """Until the process has so many, of those that have asked for something at least once."""
-        wait_until(lambda: len(self._connections()) == num, f"not {num} connections")
+        wait_until(lambda: len(self._connections()) == num, f"not {num} connections", _LONGEST_WAIT_S)
 
     def _connections(self):
         return [each for each in self.process.net_connections("tcp") if each.status != psutil.CONN_LISTEN]
@@ -82,14 +82,6 @@ class ServerProcess:
     def wait(self):
         """Its exit status, once it has ended by itself."""
         return self.popen.wait(_LONGEST_WAIT_S)
-
-
-def wait_until(holds, what):
-    """For what another process does; a test that waits in vain says `what` it waited for."""
-    end = time.monotonic() + _LONGEST_WAIT_S
-    while not holds():
-        assert time.monotonic() < end, what
-        time.sleep(0.01)
 
 
 @contextlib.contextmanager

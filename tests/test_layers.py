@@ -80,7 +80,7 @@ ENGINE = {
     "options": "config typer",
     "server": "",
     "server.settings": "config errors",
-    "server.refusals": "errors",
+    "server.refusals": "errors starlette",
     "server.bodies": "config pydantic pydantic_core",
     "server.thread": "config engine errors request",
     "server.metrics": "engine request server.thread prometheus_client",

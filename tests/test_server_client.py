@@ -1,7 +1,6 @@
 """OpenAI's own client against the server, and its types around what the server sends."""
 
 import asyncio
-import contextlib
 import dataclasses
 
 import httpx2
@@ -9,8 +8,7 @@ import openai
 import pytest
 from openai.types import Completion
 from openai.types.chat import ChatCompletion, ChatCompletionChunk
-from server_here import ChattyTokenizer, scripted_engine, serving
-from test_server_limits import held_engine, in_background, wait_until
+from server_here import ChattyTokenizer, held_engine, in_background, scripted_engine, serving, wait_until
 
 from nanoserve import Engine, SamplingParams
 
@@ -36,15 +34,6 @@ def client_of(running, **options):
     return openai.OpenAI(
         **{"base_url": f"{running.url}/v1", "api_key": "any", "max_retries": 0, "timeout": 20} | options
     )
-
-
-@contextlib.contextmanager
-def opened(gate):
-    """At the end, whatever happened: a server whose engine is held could not end."""
-    try:
-        yield
-    finally:
-        gate.release(1000)
 
 
 @pytest.fixture(scope="module")
@@ -178,7 +167,7 @@ def test_a_key_is_its_key():
 
 def test_a_full_queue_tells_when_to_come_back_and_the_client_does():
     engine, gate = held_engine(max_running=1)
-    with serving(engine, max_queued=0) as running, client_of(running) as client, opened(gate):
+    with serving(engine, max_queued=0) as running, client_of(running) as client:
         thread, answers = in_background(client.completions.create, **USUAL, max_tokens=2)
         wait_until(lambda: running.server._desk.num_open == 1)
         with pytest.raises(openai.RateLimitError) as caught:
@@ -205,7 +194,7 @@ def test_errors_in_a_stream_and_after_the_end():
 
 def test_a_stream_that_is_closed_early_frees_its_request():
     engine, gate = held_engine()
-    with serving(engine) as running, client_of(running) as client, opened(gate):
+    with serving(engine) as running, client_of(running) as client:
         stream = client.completions.create(**USUAL, max_tokens=400, stream=True)
         for wanted in "Ho":
             gate.release()  # one by one: tokens that come together are told together

@@ -14,8 +14,7 @@ import textwrap
 from pathlib import Path
 
 import pytest
-from server_here import serving
-from test_server_limits import held_engine
+from server_here import held_engine, serving
 from test_tokenizer import smollm2  # noqa: F401 - a fixture
 
 README = (Path(__file__).parents[1] / "README.md").read_text("utf-8")

@@ -21,10 +21,10 @@ from nanoserve.engine import Engine
 from nanoserve.errors import ApiError, NanoserveError
 from nanoserve.server.bodies import ChatBody, CompletionBody, Sampling
 from nanoserve.server.calls import Call, Calls
-from nanoserve.server.desk import Desk
+from nanoserve.server.desk import Desk, shutting_down
 from nanoserve.server.gate import Gate
 from nanoserve.server.metrics import Numbers
-from nanoserve.server.refusals import as_api_error, body_of, headers_of
+from nanoserve.server.refusals import as_api_error, response_of
 from nanoserve.server.reply import Reply
 from nanoserve.server.settings import ServerConfig
 from nanoserve.server.thread import EngineThread
@@ -52,7 +52,7 @@ class Server:
 
     def break_off(self) -> None:
         """End what is still being answered: there is no more time for it."""
-        self._desk.break_off(ApiError(503, "the server is shutting down", code="shutting_down", retry_after_s=1))
+        self._desk.break_off(shutting_down())
 
     def drain(self) -> None:
         """Answer what has been taken, and take nothing more."""
@@ -148,8 +148,7 @@ class Server:
 
 
 async def _answer_error(_: Request, error: Exception) -> Response:
-    told = as_api_error(error)
-    return Response(body_of(told), told.status, media_type="application/json", headers=dict(headers_of(told)))
+    return response_of(as_api_error(error))
 
 
 async def _answer_http_error(request: Request, error: Exception) -> Response:

@@ -14,7 +14,7 @@ from nanoserve.config import SamplingParams
 _AS_THEY_ARE = (
     "temperature", "top_p", "min_p", "repetition_penalty", "presence_penalty", "frequency_penalty", "ignore_eos",
 )  # fmt: skip
-MOST_ANSWERS = 128
+_MOST_ANSWERS = 128
 _MOST_STOPS = 4
 _NEUTRAL: dict[str, tuple[Any, ...]] = {
     "tools": (None, []),
@@ -63,7 +63,7 @@ class Sampling(_Body):
     model: str | None = None
     temperature: Annotated[float, Field(ge=0, le=100)] | None = None
     top_p: Annotated[float, Field(gt=0, le=1)] | None = None
-    n: Annotated[int, Field(ge=1, le=MOST_ANSWERS)] | None = None
+    n: Annotated[int, Field(ge=1, le=_MOST_ANSWERS)] | None = None
     stop: Stop | Annotated[list[Stop], Field(max_length=_MOST_STOPS)] | None = None
     seed: Annotated[int, Field(ge=-(2**63), lt=2**63)] | None = None
     stream: bool | None = None

@@ -7,7 +7,6 @@ here runs in the event loop, but `post`, which the engine's thread calls.
 import asyncio
 import collections
 import contextlib
-import itertools
 import math
 import statistics
 from collections.abc import Iterator, Sequence
@@ -23,6 +22,11 @@ Piece = tuple[int, TokenEvent]
 
 _LONGEST_WAIT_S = 60
 _NUM_REMEMBERED = 32
+
+
+def shutting_down() -> ApiError:
+    """For who comes too late, or has been answered for too long."""
+    return ApiError(503, "the server is shutting down", code="shutting_down", retry_after_s=1)
 
 
 class Exchange:
@@ -78,7 +82,6 @@ class Desk:
         self._loop: asyncio.AbstractEventLoop | None = None
         self._calls: dict[str, Exchange] = {}
         self._recent_s: collections.deque[float] = collections.deque(maxlen=_NUM_REMEMBERED)
-        self._names = itertools.count()
         self.is_draining = False
 
     def open_up(self, thread: EngineThread) -> None:
@@ -98,7 +101,7 @@ class Desk:
         """Raise ApiError where so many more requests cannot be taken now, or ever."""
         if self.is_draining or not self.is_working:
             self._numbers.refused(num)
-            raise ApiError(503, "the server is shutting down", code="shutting_down", retry_after_s=1)
+            raise shutting_down()
         if num > self._max_open:
             raise ApiError(400, f"{num} answers at once are more than the {self._max_open} that this server takes")
         if self.num_open + num > self._max_open:

@@ -7,11 +7,10 @@ import secrets
 from collections.abc import Mapping
 
 from starlette.exceptions import HTTPException
-from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from nanoserve.errors import ApiError
-from nanoserve.server.refusals import body_of, headers_of
+from nanoserve.server.refusals import response_of
 from nanoserve.server.settings import ServerConfig
 
 _KEYED = "/v1/"
@@ -27,7 +26,7 @@ class Gate:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         error = self._error(scope["path"], dict(scope["headers"])) if scope["type"] == "http" else None
         if error is not None:
-            await _response(error)(scope, receive, send)
+            await response_of(error)(scope, receive, send)
             return
         await self._app(scope, _limited(receive, self._settings.max_body_bytes), send)
 
@@ -61,7 +60,3 @@ def _limited(receive: Receive, most_bytes: int) -> Receive:
         return message
 
     return receive_some
-
-
-def _response(error: ApiError) -> Response:
-    return Response(body_of(error), error.status, media_type="application/json", headers=dict(headers_of(error)))

@@ -15,27 +15,8 @@ from nanoserve.request import TokenEvent
 from nanoserve.server.thread import Ask, Told
 
 _SECONDS = (
-    0.001,
-    0.0025,
-    0.005,
-    0.01,
-    0.015,
-    0.02,
-    0.03,
-    0.04,
-    0.06,
-    0.08,
-    0.12,
-    0.16,
-    0.25,
-    0.5,
-    1,
-    2.5,
-    5,
-    10,
-    30,
-    60,
-)
+    0.001, 0.0025, 0.005, 0.01, 0.015, 0.02, 0.03, 0.04, 0.06, 0.08, 0.12, 0.16, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60,
+)  # fmt: skip
 _HISTOGRAMS = {
     "ttft": "from a request's arrival to its first token",
     "itl": "between two tokens of a request",
@@ -92,7 +73,7 @@ class Numbers:
         self._registry.register(self)
         self._lives: dict[str, _Life] = {}
         self._look = Look()
-        self.num_prompt = self.num_cached = 0
+        self._num_prompt = self._num_cached = 0
         self._longest_lag_s = 0.0
 
     def now_s(self) -> float:
@@ -126,8 +107,8 @@ class Numbers:
         self._spans["ttft"].observe(ttft_s)
         self._counts["prompt_tokens"].inc(event.num_cached + event.num_prefilled)
         self._counts["cached_tokens"].inc(event.num_cached)
-        self.num_prompt += event.num_cached + event.num_prefilled
-        self.num_cached += event.num_cached
+        self._num_prompt += event.num_cached + event.num_prefilled
+        self._num_cached += event.num_cached
 
     def left(self, request_id: str, why: str) -> None:
         if self._lives.pop(request_id, None) is not None:
@@ -163,8 +144,8 @@ class Numbers:
             yield GaugeMetricFamily("nanoserve_kv_blocks", "KV blocks of the pool", look.num_blocks)
             yield GaugeMetricFamily("nanoserve_kv_blocks_used", "KV blocks that requests hold", look.num_blocks_used)
             yield GaugeMetricFamily("nanoserve_kv_usage_ratio", "KV blocks used / KV blocks of the pool", share)
-        if self.num_prompt:
-            hits = self.num_cached / self.num_prompt
+        if self._num_prompt:
+            hits = self._num_cached / self._num_prompt
             yield GaugeMetricFamily("nanoserve_prefix_hit_ratio", "Cached / prompt tokens since the start", hits)
         longest_s = self._longest_lag_s
         yield GaugeMetricFamily(

@@ -1,10 +1,11 @@
 """What a client is told when something goes wrong: a body in OpenAI's format, and headers.
 
-Knows which of nanoserve's errors is whose fault. Refuses to know HTTP libraries: `app.py` sends what comes of it.
+Knows which of nanoserve's errors is whose fault. Refuses to know who found it out: a gate, a path or a stream.
 """
 
 import json
-from collections.abc import Mapping
+
+from starlette.responses import Response
 
 from nanoserve.errors import ApiError, NanoserveError, RequestError, one_line
 
@@ -18,12 +19,17 @@ def body_of(error: ApiError) -> bytes:
     return json.dumps({"error": said}).encode()
 
 
-def headers_of(error: ApiError) -> Mapping[str, str]:
+def _headers_of(error: ApiError) -> dict[str, str]:
     """What goes along: when to come back, how to say who one is, and that a body which was not read never will be."""
     unread = {"connection": "close"} if error.status in (401, 413) else {}
     key = {"www-authenticate": "Bearer"} if error.status == 401 else {}
     later = {"retry-after": str(error.retry_after_s)} if error.retry_after_s else {}
     return {**unread, **key, **later}
+
+
+def response_of(error: ApiError) -> Response:
+    """The error as a whole answer."""
+    return Response(body_of(error), error.status, media_type="application/json", headers=_headers_of(error))
 
 
 def as_api_error(error: Exception) -> ApiError:
