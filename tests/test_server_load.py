@@ -110,7 +110,7 @@ async def _nothing_is_left(server, wanted, num_calls):
     assert "Traceback" not in server.log.read_text()
 
 
-@pytest.mark.parametrize("num_calls", [6, pytest.param(110, marks=pytest.mark.simulated)])
+@pytest.mark.parametrize("num_calls", [6, pytest.param(180, marks=pytest.mark.simulated)])
 def test_many_streams_and_clients_that_hang_up(tmp_path, wanted, num_calls):
     with server_process(tmp_path, *CRAMPED) as server:
         asyncio.run(_nothing_is_left(server, wanted, num_calls))
